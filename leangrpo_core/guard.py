@@ -1,0 +1,71 @@
+"""Checks that a replay is what upstream would have computed: same weights, same mode, no CUDA graphs."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+# 64-bit values as two halves: a sign in the highest bit of the sum would cancel in pairs.
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
+
+
+def _places(count: int, device: torch.device) -> Tensor:
+    """Odd multipliers that depend on the place (the golden ratio in 64 bits; products wrap around)."""
+    return (torch.arange(1, count + 1, dtype=torch.int64, device=device) * -7046029254386353131) | 1
+
+
+@torch.no_grad()
+def checksum(tensors: Iterable[Tensor]) -> tuple[int, ...]:
+    """One exact number per tensor over its bits and their places.
+
+    Unlike a norm it sees flipped signs and exchanged values. Rows and columns are summed in integers and weighted by
+    their place, so no copy of the weights is made.
+    """
+    sums: list[Tensor] = []
+    for tensor in tensors:
+        flat = tensor.detach().contiguous().reshape(-1)
+        bits = flat.view(_BITS[flat.element_size()])
+        columns = max(int(bits.numel() ** 0.5), 1)
+        rows = bits.numel() // columns
+        block, rest = bits[: rows * columns].view(rows, columns), bits[rows * columns :].to(torch.int64)
+        total = (block.sum(0, dtype=torch.int64) * _places(columns, bits.device)).sum()
+        total = total * 31 + (block.sum(1, dtype=torch.int64) * _places(rows, bits.device)).sum()
+        sums.append((total * 31 + (rest * _places(len(rest), bits.device)).sum()).cpu())
+    return tuple(torch.stack(sums).tolist()) if sums else ()
+
+
+def weights_of(net: nn.Module) -> tuple[int, ...]:
+    """The checksum of all weights of `net`, frozen ones too; under a sharded wrapper of this rank's share."""
+    return checksum(parameter.data for parameter in net.parameters())
+
+
+def why_unlike_training(net: nn.Module) -> str | None:
+    """Why a forward in the rollout cannot equal one in the update, or None.
+
+    Rollouts run in eval mode, updates in train mode. Both are one function as long as no layer behaves differently
+    in them; activation checkpointing does not change values.
+    """
+    for name, module in net.named_modules():
+        if isinstance(module, _DropoutNd) and module.p > 0:
+            return f"dropout {module.p:g} is active in {name or 'the network'}"
+        if isinstance(module, _BatchNorm):
+            return f"{name or 'the network'} is a batch norm"
+    return None
+
+
+def uses_cuda_graphs(net: nn.Module) -> bool:
+    """Whether `net`, or a part of it, was compiled in a mode that replays CUDA graphs.
+
+    Such a graph writes every result into the same memory, so what an earlier call held would be overwritten.
+    """
+    for module in net.modules():
+        compiled: Any = getattr(module, "_compiled_call_impl", None)
+        config = getattr(compiled, "get_compiler_config", None)
+        context = getattr(module, "dynamo_ctx", None)
+        options = config() if callable(config) else getattr(context, "compiler_config", None)
+        if isinstance(options, dict) and options.get("triton.cudagraphs"):
+            return True
+    return False

@@ -1,0 +1,125 @@
+"""The rollout's side: which calls are kept, and how a kept call runs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import guard, memory, sync
+from .errors import LeanError
+from .tape import Kept, Key, Window
+from .values import Uncuttable, detach_all, leaves, needs_grad
+
+# The very first forward also allocates what is no part of a graph (FSDP's buffers, workspaces of kernels), so the
+# smaller figure of two calls counts.
+MEASURED_CALLS = 2
+
+
+@contextmanager
+def training_mode(net: nn.Module) -> Iterator[None]:
+    """Train mode as in upstream's update: some networks checkpoint activations in that mode only."""
+    modes = [(module, module.training) for module in net.modules()]
+    net.train()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def why_not(
+    window: Window, wrapper: sync.Wrapper, net: nn.Module, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str | None:
+    """Why this selected call cannot be kept, or None. Such a call runs, and is recomputed later, as upstream does."""
+    if wrapper.refusal:
+        return wrapper.refusal
+    if window.refusal is None:
+        window.refusal = guard.why_unlike_training(net) or ""
+        if guard.uses_cuda_graphs(net):
+            window.refusal = "torch.compile in reduce-overhead or max-autotune mode reuses the memory of held graphs"
+    if window.refusal:
+        return window.refusal
+    if torch.is_inference_mode_enabled():
+        return "inference mode: no graph can be kept"
+    if any(isinstance(item, Tensor) and item.is_inference() for _, item in leaves((args, kwargs))):
+        return "an argument was made in inference mode"
+    if needs_grad(args, kwargs):
+        return "a gradient must flow into the arguments"
+    if key in window.held or key in window.ambiguous:
+        window.held.pop(key, None)
+        window.ambiguous.add(key)
+        return "the network was called twice for one step and site"
+    if window.positions[key[:2]] >= window.limit:
+        return "over LEANGRPO_BUDGET_GB"
+    return None
+
+
+def where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """The device a call runs on: that of its first tensor off the CPU, since small arguments may stay there."""
+    devices = [item.device for _, item in leaves((args, kwargs)) if isinstance(item, Tensor)]
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
+
+def keep(
+    window: Window,
+    net: nn.Module,
+    key: Key,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    budget: float,
+    measure: bool,
+) -> Any:
+    """Runs the call under grad, holds its graph, returns the result without it, in the type the network returned.
+
+    Args:
+        budget: bytes of graphs this rank may hold.
+        measure: follow the bytes of this call even if an earlier one of the window was measured.
+
+    Raises:
+        LeanError: LG608 if CUDA ran out of memory.
+    """
+    device = where(args, kwargs)
+    if window.weights is None:
+        window.weights = guard.weights_of(net)
+    # Low-precision copies of weights that autocast cached without grad, or for another graph, must not enter this one.
+    torch.clear_autocast_cache()
+    with training_mode(net), torch.enable_grad(), sync.unsynchronised(net):
+        try:
+            if measure or window.measured < MEASURED_CALLS:
+                with window.meter.measure(device) as figure:
+                    result = net(*args, **kwargs)
+                    torch.clear_autocast_cache()
+                graph_bytes = figure[0]
+                window.measured += 1
+                window.graph_bytes = min(window.graph_bytes, graph_bytes) if window.graph_bytes else graph_bytes
+            else:
+                result, graph_bytes = net(*args, **kwargs), window.graph_bytes
+                torch.clear_autocast_cache()
+        except torch.OutOfMemoryError as error:
+            held = sum(call.graph_bytes for call in window.held.values()) / 1e9
+            raise LeanError(
+                "LG608",
+                f"out of memory while {len(window.held)} graphs, {held:.3g} GB, were held: {error}",
+                f"set LEANGRPO_BUDGET_GB to less than {held:.3g}; what does not fit is recomputed",
+            ) from error
+    try:
+        call = Kept(result, args, kwargs, device, graph_bytes)
+    except Uncuttable as reason:
+        window.refusal = str(reason)
+        window.count(window.refusal)
+        detach_all(result)
+        return result
+    if not call.outs:
+        window.refusal = "the network's output needs no gradient"
+        window.count(window.refusal)
+        return result
+    window.limit = memory.fits(budget, window.graph_bytes)
+    value = call.for_rollout()
+    if window.positions[key[:2]] >= window.limit:
+        window.count("over LEANGRPO_BUDGET_GB")
+        return value
+    window.hold(key, call)
+    return value

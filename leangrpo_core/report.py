@@ -1,0 +1,84 @@
+"""What a run says about itself: a line at the start, one per window, notices once; JSON lines and wandb where asked."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from . import sync
+from .settings import Settings
+from .tape import Window
+
+
+def readable(count: float) -> str:
+    """Bytes in decimal units, as LEANGRPO_BUDGET_GB counts them."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+class Report:
+    """Prints on rank 0 only. If `LEANGRPO_REPORT_DIR` is set, each rank appends one JSON object per window there."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+        self._folder = os.environ.get("LEANGRPO_REPORT_DIR")
+
+    @property
+    def wants_figures(self) -> bool:
+        """Whether somebody reads exact bytes, so that each kept call is measured instead of the first."""
+        return self._folder is not None
+
+    def say(self, text: str) -> None:
+        if sync.rank() == 0:
+            print(f"[leangrpo] {text}", flush=True)
+
+    def once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self.say(text)
+
+    def start(self, settings: Settings, version: str) -> None:
+        self.say(f"{version} {settings.text()} settings={settings.digest()} ranks={sync.world_size()}")
+
+    def window(self, window: Window, flush: str, audit: float | None) -> None:
+        """One line for a window that is over, and its figures for those who read them."""
+        figures = {
+            "window": window.number,
+            "rows": len(window.order),
+            "selected": len(window.positions),
+            "kept": window.kept,
+            "replayed": window.replayed,
+            "recomputed": window.recomputed,
+            "reasons": window.reasons,
+            "graph_bytes": window.graph_bytes,
+            "peak_held_bytes": window.peak_held_bytes,
+            "flush": flush,
+            "audit_rel_l2": audit,
+        }
+        line = f"window {window.number}: kept {window.kept} of {len(window.positions)} selected calls"
+        if window.kept:
+            line += f" ({readable(window.graph_bytes)} each, {readable(window.peak_held_bytes)} at the peak)"
+        line += f", replayed {window.replayed}, recomputed {window.recomputed}"
+        if window.replayed:
+            line += f"; flush {flush}"
+        if audit is not None:
+            line += f"; audit: relative difference to native {audit:.2g}"
+        for reason, calls in window.reasons.items():
+            line += f"; {calls} x {reason}"
+        self.say(line)
+        if self._folder:
+            path = Path(self._folder) / f"rank{sync.rank()}.jsonl"
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(figures) + "\n")
+        shown = ("kept", "replayed", "recomputed", "peak_held_bytes")
+        self._wandb({f"leangrpo/{name}": figures[name] for name in shown})
+
+    def _wandb(self, metrics: dict[str, Any]) -> None:
+        """Into the run upstream has open, if any; `commit=False` leaves the step to upstream."""
+        wandb = sys.modules.get("wandb")
+        if sync.rank() == 0 and getattr(wandb, "run", None) is not None:
+            wandb.log(metrics, commit=False)  # type: ignore[union-attr]

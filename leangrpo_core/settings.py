@@ -1,0 +1,123 @@
+"""Settings of a patched run: `.leangrpo/config.yaml` in the tree, overridden by `LEANGRPO_*` variables."""
+
+import hashlib
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import LeanError
+
+SCHEDULES = ("retain", "recompute")
+ALLOWED = {
+    "schedule": " or ".join(SCHEDULES),
+    "budget_gb": "unlimited, or a number of gigabytes (1e9 bytes) per rank, 0 or more",
+    "audit": "first, off, or every:N with N >= 1",
+}
+# Variables of the kit that are no settings of a run and may be set beside them.
+NOT_SETTINGS = {"LEANGRPO_REPORT_DIR", "LEANGRPO_CACHE", "LEANGRPO_VENV"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Read once per process.
+
+    Attributes:
+        schedule: `retain` keeps the graphs of the rollout; `recompute` is upstream's own behaviour, the off switch.
+        budget_bytes: bytes of kept graphs a rank may hold at a time; `inf` is unlimited.
+        audit: compare every Nth window with a native recomputation; 1 in `audit_first` means the first window only.
+    """
+
+    schedule: str = "retain"
+    budget_gb: float = math.inf
+    audit: str = "first"
+
+    @property
+    def budget_bytes(self) -> float:
+        return self.budget_gb * 1e9
+
+    def audits(self, window: int) -> bool:
+        """Whether window number `window` (from 1) is to be audited."""
+        if self.audit == "off":
+            return False
+        if self.audit == "first":
+            return window == 1
+        return (window - 1) % int(self.audit.removeprefix("every:")) == 0
+
+    def text(self) -> str:
+        """One line, equal on all ranks of a sound run."""
+        budget = "unlimited" if math.isinf(self.budget_gb) else f"{self.budget_gb:g}"
+        return f"schedule={self.schedule} budget_gb={budget} audit={self.audit}"
+
+    def digest(self) -> str:
+        return hashlib.sha256(self.text().encode()).hexdigest()[:12]
+
+
+def _number(name: str, value: str) -> float:
+    if value == "unlimited":
+        return math.inf
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not number >= 0:  # also refuses NaN
+        raise _refuse(name, value)
+    return number
+
+
+def _refuse(name: str, value: str) -> LeanError:
+    return LeanError("LG601", f"{name}={value!r} is not allowed", f"allowed: {ALLOWED[name]}")
+
+
+def parse(values: Mapping[str, str]) -> Settings:
+    """Checks raw values, names in lower case without the prefix. Raises LG601."""
+    unknown = sorted(set(values) - set(ALLOWED))
+    if unknown:
+        known = "; ".join(f"{name} ({rule})" for name, rule in ALLOWED.items())
+        raise LeanError("LG601", f"unknown setting {', '.join(unknown)}", f"known settings: {known}")
+    schedule = values.get("schedule", Settings.schedule)
+    if schedule not in SCHEDULES:
+        raise _refuse("schedule", schedule)
+    audit = values.get("audit", Settings.audit)
+    every = audit.removeprefix("every:")
+    if audit not in ("first", "off") and not (audit.startswith("every:") and every.isdecimal() and int(every) >= 1):
+        raise _refuse("audit", audit)
+    budget = _number("budget_gb", values["budget_gb"]) if "budget_gb" in values else math.inf
+    return Settings(schedule, budget, audit)
+
+
+def read_file(path: Path) -> dict[str, str]:
+    """Flat `name: value` lines with `#` comments: the runtime may not depend on a YAML parser."""
+    values: dict[str, str] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        text = line.split("#", 1)[0].strip()
+        if not text:
+            continue
+        name, colon, value = text.partition(":")
+        name = name.strip()
+        if not colon or name in values:
+            what = "is given twice" if colon else "is no `name: value` line"
+            raise LeanError("LG601", f"{path}:{number} {text!r} {what}", "correct the line, or put a # before it")
+        values[name] = value.strip().strip("'\"")
+    return values
+
+
+def find_config(start: Path) -> Path | None:
+    """The config file of the patched tree that holds `start`, if there is one."""
+    for folder in start.resolve().parents:
+        config = folder / ".leangrpo" / "config.yaml"
+        if config.is_file():
+            return config
+    return None
+
+
+def load(environ: Mapping[str, str] | None = None, start: Path | None = None) -> Settings:
+    """Settings of this process. Raises LG601 for unknown names and values, from the file or the environment."""
+    environ = os.environ if environ is None else environ
+    config = find_config(start or Path(__file__))
+    values = read_file(config) if config else {}
+    for name, value in environ.items():
+        if name.startswith("LEANGRPO_") and name not in NOT_SETTINGS:
+            values[name.removeprefix("LEANGRPO_").lower()] = value.strip()
+    return parse(values)

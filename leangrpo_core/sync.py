@@ -1,0 +1,138 @@
+"""What each wrapper around the network demands of kept graphs, and agreement between ranks.
+
+A replay on one rank beside a recomputation on another is a hang wherever the wrapper communicates, so verdicts are
+collective there. Facts behind the table are tests: see `tests/unit/test_wrappers.py`.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+try:
+    from torch.distributed.fsdp import FSDPModule
+except ImportError:  # torch before 2.6
+    from torch.distributed._composable.fsdp import FSDPModule
+
+from .errors import LeanError
+from .guard import checksum
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def _device() -> torch.device:
+    """Where tensors of a collective must be: NCCL takes CUDA tensors only."""
+    on_cuda = dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
+
+
+def minimum(value: int) -> int:
+    """The smallest `value` of all ranks. Every rank must call it at the same place."""
+    verdict = torch.tensor([value], dtype=torch.int64, device=_device())
+    dist.all_reduce(verdict, op=dist.ReduceOp.MIN)
+    return int(verdict.item())
+
+
+def everyones(value: Any) -> list[Any]:
+    """`value` of each rank, in order of ranks."""
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """How to treat graphs kept through one kind of wrapper.
+
+    Attributes:
+        kind: `none`, `ddp` or `fsdp1`.
+        flush: `in order` (one backward per graph), `flat` (in order, then one all-reduce), `joint` (one backward).
+        collective: the wrapper communicates, so ranks must decide together.
+        refusal: why nothing can be kept through this wrapper; empty if it can.
+    """
+
+    kind: str
+    flush: str
+    collective: bool = False
+    refusal: str = ""
+
+
+def classify(net: nn.Module) -> Wrapper:
+    """The wrapper around `net`. What is not known to be exact is refused, with the reason."""
+    several = world_size() > 1
+    if isinstance(net, DistributedDataParallel):
+        refusal = "DDP with static_graph cannot hold graphs" if net.static_graph else ""
+        return Wrapper("ddp", "flat" if several else "in order", several, refusal)
+    if isinstance(net, FullyShardedDataParallel):
+        dtype = net.mixed_precision.param_dtype
+        if several and dtype in (torch.bfloat16, torch.float16):
+            return Wrapper("fsdp1", "joint", True, f"a joint backward would add up gradients in {dtype}")
+        # On one rank FSDP1 neither shards nor reduces; one backward per graph keeps upstream's order of additions.
+        return Wrapper("fsdp1", "joint" if several else "in order", several)
+    for name, module in net.named_modules():
+        if isinstance(module, (DistributedDataParallel, FullyShardedDataParallel)):
+            return Wrapper("none", "in order", several, f"only a part of the network ({name}) is wrapped")
+        if isinstance(module, FSDPModule):
+            return Wrapper("none", "in order", several, "FSDP2 (fully_shard) is not supported yet")
+    if "deepspeed" in type(net).__module__:
+        return Wrapper("none", "in order", several, "DeepSpeed engines are not supported yet")
+    return Wrapper("none", "in order")
+
+
+@contextmanager
+def unsynchronised(net: nn.Module) -> Iterator[None]:
+    """DDP reads at the forward whether its backward will communicate: a kept graph must not.
+
+    Its flag for buffers is left as a forward under no_grad leaves it, so that ranks which keep this call and ranks
+    which do not go on alike.
+    """
+    if isinstance(net, DistributedDataParallel):
+        with net.no_sync():
+            yield
+    else:
+        yield
+
+
+@torch.no_grad()
+def flat_mean(parameters: Sequence[nn.Parameter]) -> None:
+    """Averages the gradients of all `parameters` over the ranks, one all-reduce per dtype and device.
+
+    A rank without a gradient for a parameter takes part with zeros. A parameter without a gradient on every rank keeps
+    None, since AdamW treats None and zeros differently.
+    """
+    has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=_device())
+    dist.all_reduce(has, op=dist.ReduceOp.MAX)
+    used = [p for p, some in zip(parameters, has.tolist(), strict=True) if some]
+    for kind in sorted({(str(p.dtype), str(p.device)) for p in used}):
+        group = [p for p in used if (str(p.dtype), str(p.device)) == kind]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in group]
+        flat = torch.cat([grad.reshape(-1) for grad in grads])
+        dist.all_reduce(flat)
+        flat /= world_size()
+        for parameter, grad, mean in zip(group, grads, flat.split([g.numel() for g in grads]), strict=True):
+            grad.copy_(mean.view_as(grad))
+            parameter.grad = grad
+
+
+def same_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    """Compares the gradients of all ranks, to the bit. Raises LG609 on every rank if a replica differs."""
+    sums = everyones(checksum(p.grad for p in parameters if p.grad is not None))
+    if len(set(sums)) > 1:
+        others = [str(rank) for rank, found in enumerate(sums) if found != sums[0]]
+        raise LeanError(
+            "LG609",
+            f"rank {', '.join(others)} differs from rank 0 after the flush",
+            "train with LEANGRPO_SCHEDULE=recompute and report the start line",
+        )

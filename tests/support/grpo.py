@@ -1,0 +1,187 @@
+"""A GRPO trainer small enough to read at a glance, once as a native trainer writes it and once as a patched one calls.
+
+`train(None, ...)` is the slow obvious way that every test of the runtime compares with.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from leangrpo_core import Lean
+
+WIDTH = 24
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(WIDTH, 48), nn.Linear(48, WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Policy(nn.Module):
+    """Predicts a velocity [1, tokens, 8] from latents of that shape, a timestep [1] and a prompt [1, 8]."""
+
+    def __init__(self, checkpointing: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(8, WIDTH), nn.Linear(WIDTH, 8)
+        self.time, self.prompt = nn.Linear(1, WIDTH), nn.Linear(8, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.drop = nn.Dropout(dropout)
+        self.checkpointing = checkpointing
+        self.calls = {"grad": 0, "no_grad": 0}
+        self.wrap: Callable[[Tensor], Any] = lambda out: (out,)
+
+    def forward(self, latents: Tensor, timestep: Tensor, prompt: Tensor, scale: float = 1.0) -> Any:
+        self.calls["grad" if torch.is_grad_enabled() else "no_grad"] += 1
+        x = self.enter(latents) + self.time(timestep[:, None, None]) + self.prompt(prompt)[:, None]
+        for block in self.blocks:
+            # only in train mode, as older diffusers models do
+            remember = self.checkpointing and self.training and torch.is_grad_enabled()
+            x = checkpoint(block, x, use_reentrant=False) if remember else block(x)
+        return self.wrap(self.leave(self.drop(x)) * scale)
+
+
+@dataclass
+class Config:
+    """Rows per rollout, steps of a trajectory, trained steps, rows per update, rollouts; precision and seed.
+
+    `one_autocast` puts a whole rollout under one autocast region, so that calls share cached weights.
+    """
+
+    rows: int = 4
+    steps: int = 6
+    trained: int = 3
+    accumulate: int = 4
+    rollouts: int = 2
+    tokens: int = 4
+    bf16: bool = False
+    one_autocast: bool = False
+    clip: float = 1.0
+    rank: int = 0
+
+
+@dataclass
+class Hooks:
+    """Where a test reaches into the trainer. Each default does nothing."""
+
+    rollout_output: Callable[[Tensor, int, int], Tensor] = lambda out, row, step: out
+    update_output: Callable[[Tensor, int, int], Tensor] = lambda out, row, step: out
+    update_latents: Callable[[Tensor, int, int], Tensor] = lambda latents, row, step: latents
+    advantages: Callable[[Tensor], Tensor] = lambda advantages: advantages
+    before_update: Callable[[nn.Module], None] = lambda net: None
+    before_flush: Callable[[nn.Module], None] = lambda net: None
+    after_rollout: Callable[[nn.Module], None] = lambda net: None
+    loss: Callable[[Tensor], Tensor] = lambda loss: loss
+    backward: Callable[[Tensor], None] = lambda loss: loss.backward()
+    steps_of: Callable[[Tensor], Tensor] = lambda order: order
+    extra_calls: int = 0
+    no_flush: bool = False
+    rollout_context: Callable[[], Any] = nullcontext
+
+
+@dataclass
+class Result:
+    """Per update: gradients before clipping and weights after the step, this rank's share, by name."""
+
+    gradients: list[dict[str, Tensor | None]] = field(default_factory=list)
+    weights: list[dict[str, Tensor]] = field(default_factory=list)
+    calls: dict[str, int] = field(default_factory=dict)
+
+
+def _log_prob(velocity: Tensor, latents: Tensor, following: Tensor, sigma: float) -> Tensor:
+    mean = latents - 0.15 * velocity.float()
+    return (-((following - mean) ** 2) / (2 * sigma**2)).mean(dim=(1, 2))
+
+
+def train(lean: Lean | None, net: nn.Module, optimizer: Any, config: Config, hooks: Hooks | None = None) -> Result:
+    """Trains `net` and records what every update did. `lean` None is the native trainer."""
+    hooks = hooks or Hooks()
+    noise = torch.Generator().manual_seed(100 + config.rank)  # the device's generator, as on a GPU
+    torch.manual_seed(7 + config.rank)
+    result, policy = Result(), getattr(net, "module", net)
+    autocast = lambda: torch.autocast("cpu", torch.bfloat16, enabled=config.bf16)  # noqa: E731
+    for _ in range(config.rollouts):
+        optimizer.zero_grad()
+        prompts = torch.randn(config.rows, 8, generator=noise)
+        paths = torch.empty(config.rows, config.steps + 1, 1, config.tokens, 8)
+        scores = torch.empty(config.rows, config.steps)
+
+        def rollout(paths: Tensor = paths, scores: Tensor = scores, prompts: Tensor = prompts) -> None:
+            for row in range(config.rows):
+                latents = torch.randn(1, config.tokens, 8, generator=noise)
+                paths[row, 0] = latents
+                for step in range(config.steps):
+                    net.eval()
+                    timestep, prompt = torch.tensor([step / 10]), prompts[row : row + 1]
+                    inputs = {"latents": latents, "timestep": timestep, "prompt": prompt}
+                    with torch.no_grad(), hooks.rollout_context(), autocast():
+                        if lean is None:
+                            velocity = net(**inputs)[0]
+                        else:
+                            velocity = lean.rollout_call(net, torch.tensor([row]), step, **inputs)[0]
+                            for _ in range(hooks.extra_calls):
+                                lean.rollout_call(net, torch.tensor([row]), step, **inputs)
+                        velocity = hooks.rollout_output(velocity, row, step)
+                    mean = latents - 0.15 * velocity.float()
+                    following = mean + 0.3 * torch.randn(latents.shape, generator=noise)
+                    scores[row, step] = _log_prob(velocity, latents, following, 0.3)
+                    latents = following
+                    paths[row, step + 1] = latents
+
+        window = {"rows": config.rows, "steps": config.steps, "trained": config.trained, "window": config.accumulate}
+        with torch.autocast("cpu", torch.bfloat16, enabled=config.one_autocast):
+            if lean is None:
+                rollout()
+            else:
+                with lean.rollout(**window):
+                    rollout()
+        hooks.after_rollout(net)
+        rewards = paths[:, -1].mean(dim=(1, 2, 3)) + 0.1 * paths[:, -1].square().mean(dim=(1, 2, 3))
+        advantages = hooks.advantages((rewards - rewards.mean()) / (rewards.std() + 1e-8))
+        if lean is None:
+            order = torch.stack([torch.randperm(config.steps) for _ in range(config.rows)])
+            ids: dict[str, Tensor] = {}
+        else:
+            order = lean.step_order(config.rows, config.steps)
+            ids = lean.identity()
+        order = hooks.steps_of(order)
+        hooks.before_update(net)
+        for row in range(config.rows):
+            for place in range(config.trained):
+                step = int(order[row, place])
+                net.train()
+                inputs = {
+                    "latents": hooks.update_latents(paths[row, step], row, step),
+                    "timestep": torch.tensor([step / 10]),
+                    "prompt": prompts[row : row + 1],
+                }
+                with autocast():
+                    if lean is None:
+                        velocity = net(**inputs)[0]
+                    else:
+                        velocity = lean.policy_call(net, ids["lean_row"][row : row + 1], order[row, place], **inputs)[0]
+                    velocity = hooks.update_output(velocity, row, step)
+                ratio = torch.exp(_log_prob(velocity, paths[row, step], paths[row, step + 1], 0.3) - scores[row, step])
+                loss = torch.maximum(-advantages[row] * ratio, -advantages[row] * ratio.clamp(0.999, 1.001)).mean()
+                hooks.backward(hooks.loss(loss / (config.accumulate * config.trained)))
+            if (row + 1) % config.accumulate == 0:
+                hooks.before_flush(net)
+                if lean is not None and not hooks.no_flush:
+                    lean.flush(net, optimizer)
+                named = list(net.named_parameters())
+                result.gradients.append({n: None if p.grad is None else p.grad.detach().clone() for n, p in named})
+                clip = getattr(net, "clip_grad_norm_", None)
+                clip(config.clip) if clip else nn.utils.clip_grad_norm_(net.parameters(), config.clip)
+                optimizer.step()
+                optimizer.zero_grad()
+                result.weights.append({n: p.detach().clone() for n, p in net.named_parameters()})
+    result.calls = dict(policy.calls)
+    return result

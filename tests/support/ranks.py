@@ -1,0 +1,64 @@
+"""Runs a function on several ranks (gloo, forked processes) and stops all of them when one hangs."""
+
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class RankFailed(Exception):
+    """A rank raised; `errors` has the text of each rank that did."""
+
+    def __init__(self, errors: dict[int, str]) -> None:
+        self.errors = errors
+        super().__init__("\n".join(f"rank {rank}: {text}" for rank, text in sorted(errors.items())))
+
+
+def _main(rank: int, world: int, folder: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
+    torch.set_num_threads(1)
+    code = 0
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+        torch.save(function(rank, world, *args), f"{folder}/{rank}.pt")
+        dist.barrier()
+    except BaseException:
+        Path(f"{folder}/{rank}.error").write_text(traceback.format_exc())
+        code = 1
+    os._exit(code)  # no clean-up that could wait for a dead rank
+
+
+def run(function: Callable[..., Any], world: int, *args: Any, seconds: float = 60) -> list[Any]:
+    """`function(rank, world, *args)` on each rank; returns what each returned. A hang is an error, not a wait."""
+    with tempfile.TemporaryDirectory() as folder:
+        context = multiprocessing.get_context("fork")
+        processes = [context.Process(target=_main, args=(r, world, folder, function, args)) for r in range(world)]
+        for process in processes:
+            process.start()
+        deadline = time.monotonic() + seconds
+        while any(p.is_alive() for p in processes) and time.monotonic() < deadline:
+            time.sleep(0.01)
+            if any(p.exitcode for p in processes):  # one failed: give the others a moment, then stop them
+                deadline = min(deadline, time.monotonic() + 5)
+        hung = [rank for rank, process in enumerate(processes) if process.is_alive()]
+        for rank in hung:
+            processes[rank].kill()
+        for process in processes:
+            process.join()
+        written = {rank: Path(f"{folder}/{rank}.error") for rank in range(world)}
+        errors = {rank: path.read_text() for rank, path in written.items() if path.exists()}
+        for rank, process in enumerate(processes):
+            if process.exitcode not in (0, 1) and rank not in hung:
+                errors[rank] = f"died with exit code {process.exitcode}"
+        if errors:
+            raise RankFailed(errors)
+        if hung:
+            raise RankFailed({rank: f"hung for {seconds} s" for rank in hung})
+        return [torch.load(f"{folder}/{rank}.pt", weights_only=False) for rank in range(world)]

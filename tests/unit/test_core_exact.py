@@ -1,0 +1,150 @@
+"""Retain on one rank without a wrapper: every update is the native one, to the bit."""
+
+import gc
+import json
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from support.check import assert_same
+from support.grpo import Config, Hooks, Policy, Result, train
+
+from leangrpo_core import Lean
+
+
+def run(lean: Lean | None, config: Config, hooks: Hooks | None = None, **policy: object) -> Result:
+    torch.manual_seed(0)
+    net = Policy(**policy)  # type: ignore[arg-type]
+    return train(lean, net, torch.optim.AdamW(net.parameters(), lr=1e-2), config, hooks)
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+@pytest.mark.parametrize("accumulate", [4, 2, 1, 3])
+def test_bitwise(bf16: bool, checkpointing: bool, accumulate: int) -> None:
+    config = Config(bf16=bf16, accumulate=accumulate)
+    native = run(None, config, checkpointing=checkpointing)
+    lean = run(Lean(), config, checkpointing=checkpointing)
+    assert_same(lean, native)
+    trained, rolled = config.rows * config.trained * config.rollouts, config.rows * config.steps * config.rollouts
+    replayed = accumulate * config.trained * config.rollouts
+    assert native.calls == {"grad": trained, "no_grad": rolled}
+    assert lean.calls == {"grad": trained, "no_grad": rolled - replayed}
+
+
+@pytest.mark.parametrize("trained", [1, 6])
+def test_any_share_of_steps(trained: int) -> None:
+    config = Config(trained=trained)
+    assert_same(run(Lean(), config), run(None, config))
+
+
+def test_recompute_is_upstream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEANGRPO_SCHEDULE", "recompute")
+    config = Config(accumulate=2)
+    native, lean = run(None, config), run(Lean(), config)
+    assert_same(lean, native)
+    assert lean.calls == native.calls
+
+
+@pytest.mark.parametrize("graphs", [0, 1, 5, 100])
+def test_budget_keeps_a_prefix(graphs: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With room for some graphs, the first calls of the update are replayed and the others recomputed: exact."""
+    monkeypatch.setenv("LEANGRPO_REPORT_DIR", str(tmp_path))
+    config = Config(rollouts=1)
+    native = run(None, config)
+    run(Lean(), config)
+    one = json.loads((tmp_path / "rank0.jsonl").read_text())["graph_bytes"]
+    monkeypatch.setenv("LEANGRPO_BUDGET_GB", str((graphs + 0.5) * one / 1e9))
+    (tmp_path / "rank0.jsonl").unlink()
+    assert_same(run(Lean(), config), native)
+    figures = json.loads((tmp_path / "rank0.jsonl").read_text())
+    assert figures["kept"] == figures["replayed"] == min(graphs, 12)
+    assert figures["recomputed"] == 12 - figures["kept"]
+    assert figures["peak_held_bytes"] <= (graphs + 0.5) * one
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_held_bytes_are_those_of_the_graphs(
+    checkpointing: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Followed storage by storage, the peak is the number of kept calls times one graph, within 10 %."""
+    monkeypatch.setenv("LEANGRPO_REPORT_DIR", str(tmp_path))
+    run(Lean(), Config(rollouts=1), checkpointing=checkpointing)
+    figures = json.loads((tmp_path / "rank0.jsonl").read_text())
+    assert figures["kept"] == 12
+    assert figures["peak_held_bytes"] == pytest.approx(12 * figures["graph_bytes"], rel=0.1)
+
+
+def test_a_kept_call_checkpoints_activations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Some networks checkpoint in train mode only, and rollouts run in eval mode."""
+    monkeypatch.setenv("LEANGRPO_REPORT_DIR", str(tmp_path))
+    for checkpointing in (False, True):
+        run(Lean(), Config(rollouts=1), checkpointing=checkpointing)
+    plain, checkpointed = (json.loads(line)["graph_bytes"] for line in (tmp_path / "rank0.jsonl").open())
+    assert checkpointed < plain / 2
+
+
+def test_one_autocast_region_around_the_rollout() -> None:
+    """Weights that autocast cached for other calls of the region do not enter a kept graph."""
+    config = Config(bf16=True, one_autocast=True)
+    assert_same(run(Lean(), config), run(None, config))
+
+
+def test_cached_casts_are_forgotten_before_a_kept_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On some older versions of torch a weight cast under no_grad could enter a later graph without its gradient."""
+    lean, net = Lean(), Policy()
+    events: list[str] = []
+    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: events.append("forget"))
+    net.wrap = lambda out: events.append("kept call") or (out,) if out.requires_grad else (out,)
+    with lean.rollout(rows=1, steps=1, trained=1, window=1), torch.no_grad():
+        lean.rollout_call(net, [0], 0, torch.randn(1, 4, 8), torch.zeros(1), torch.randn(1, 8))
+    assert events[:2] == ["forget", "kept call"]
+
+
+def test_modes_are_put_back() -> None:
+    lean, net = Lean(), Policy()
+    net.eval()
+    net.blocks[1].train()
+    modes = [module.training for module in net.modules()]
+    with lean.rollout(rows=1, steps=1, trained=1, window=1), torch.no_grad():
+        lean.rollout_call(net, [0], 0, torch.randn(1, 4, 8), torch.zeros(1), torch.randn(1, 8))
+    assert [module.training for module in net.modules()] == modes
+
+
+def test_nothing_is_held_after_the_flush() -> None:
+    """Every output with a graph that the rollout made dies with the flush."""
+    torch.manual_seed(0)
+    net, lean = Policy(), Lean()
+    outputs: list[weakref.ref[torch.Tensor]] = []
+    alive_before_flush = []
+
+    def remember(out: torch.Tensor) -> tuple[torch.Tensor]:
+        if out.requires_grad:
+            outputs.append(weakref.ref(out))
+        return (out,)
+
+    net.wrap = remember
+    hooks = Hooks(before_flush=lambda _: alive_before_flush.append(sum(ref() is not None for ref in outputs)))
+    train(lean, net, torch.optim.AdamW(net.parameters()), Config(rollouts=1), hooks)
+    gc.collect()
+    assert alive_before_flush == [12]
+    assert [ref() for ref in outputs] == [None] * 12
+
+
+def test_random_numbers_of_a_reward_are_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    hooks = Hooks(after_rollout=lambda _: torch.rand(1))
+    run(Lean(), Config(), hooks)
+    run(Lean(), Config())
+    assert capsys.readouterr().out.count("draws from the CPU generator") == 1
+
+
+def test_audit_agrees_and_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LEANGRPO_AUDIT", "every:2")
+    monkeypatch.setenv("LEANGRPO_REPORT_DIR", str(tmp_path))
+    config = Config(rollouts=3)
+    native, lean = run(None, config), run(Lean(), config)
+    assert_same(lean, native)
+    windows = [json.loads(line) for line in (tmp_path / "rank0.jsonl").read_text().splitlines()]
+    assert [window["audit_rel_l2"] for window in windows] == [0.0, None, 0.0]
+    assert lean.calls["grad"] == native.calls["grad"] + 2 * 12

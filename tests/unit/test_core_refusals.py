@@ -1,0 +1,360 @@
+"""What could make a replay another evaluation than upstream's: recomputed, counted with the reason, or refused."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from support.check import assert_same
+from support.grpo import Config, Hooks, Policy, Result, train
+from torch import Tensor, nn
+
+from leangrpo_core import Lean, LeanError, guard
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], dict[str, Any]]:
+    monkeypatch.setenv("LEANGRPO_REPORT_DIR", str(tmp_path))
+    return lambda: json.loads((tmp_path / "rank0.jsonl").read_text().splitlines()[0])
+
+
+def both(  # the same trainer with and without the runtime
+    config: Config, hooks: Callable[[], Hooks], **policy: Any
+) -> tuple[Result, Result]:
+    results = []
+    for lean in (Lean(), None):
+        torch.manual_seed(0)
+        net = Policy(**policy)
+        results.append(train(lean, net, torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True), config, hooks()))
+    return results[0], results[1]
+
+
+def in_place(out: Tensor, *_: int) -> Tensor:
+    return out.mul_(1.5).add_(0.1)
+
+
+def in_place_view(out: Tensor, *_: int) -> Tensor:
+    out[:, :2].mul_(-1)
+    return out
+
+
+@pytest.mark.parametrize("where", ["rollout_output", "update_output"])
+@pytest.mark.parametrize("change", [in_place, in_place_view])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_in_place_on_the_output(where: str, change: Any, bf16: bool, figures: Any) -> None:
+    lean, native = both(Config(bf16=bf16), lambda: Hooks(**{where: change}))
+    assert_same(lean, native)
+    assert figures()["replayed"] == 12
+
+
+def test_output_used_twice(figures: Any) -> None:
+    lean, native = both(Config(), lambda: Hooks(update_output=lambda out, row, step: out * 0.5 + out.tanh()))
+    assert_same(lean, native)
+    assert figures()["replayed"] == 12
+
+
+@torch.no_grad()
+def flip_sign(net: nn.Module) -> None:
+    next(net.parameters()).mul_(-1)
+
+
+@torch.no_grad()
+def permute(net: nn.Module) -> None:
+    weight = next(net.parameters())
+    weight.copy_(weight[torch.arange(len(weight)).roll(1)])
+
+
+def write_data(net: nn.Module) -> None:
+    next(net.parameters()).data[0, 0] += 1e-3
+
+
+def swap_two(net: nn.Module) -> None:
+    weight = next(net.parameters()).data
+    weight[0, 0], weight[1, 1] = weight[1, 1].clone(), weight[0, 0].clone()
+
+
+def fused_step(net: nn.Module) -> None:
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True).step()
+    for parameter in net.parameters():
+        parameter.grad = None
+
+
+CHANGES = [flip_sign, permute, write_data, swap_two, fused_step]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_weights_changed_after_the_rollout(change: Any, figures: Any) -> None:
+    lean, native = both(Config(rollouts=1), lambda: Hooks(before_update=change))
+    assert_same(lean, native)
+    assert figures()["replayed"] == 0
+    assert any("weights changed" in r or "optimizer stepped" in r for r in figures()["reasons"])
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_weights_changed_before_the_flush(change: Any) -> None:
+    with pytest.raises((LeanError, RuntimeError)) as caught:
+        both(Config(rollouts=1), lambda: Hooks(before_flush=change))
+    assert isinstance(caught.value, LeanError) and caught.value.code in ("LG603", "LG604")
+
+
+@pytest.mark.parametrize("amount", [1e-6, 1.0])
+def test_other_inputs(amount: float, figures: Any) -> None:
+    def change(latents: Tensor, row: int, step: int) -> Tensor:
+        return latents + amount if row == 1 else latents
+
+    lean, native = both(Config(rollouts=1), lambda: Hooks(update_latents=change))
+    assert_same(lean, native)
+    assert figures()["replayed"] == 9 and figures()["recomputed"] == 3
+    assert any("differs by up to" in reason for reason in figures()["reasons"])
+
+
+def test_nan_differs_from_everything(figures: Any) -> None:
+    """Also from the same NaN in the rollout: the call is recomputed and upstream sees its own NaN."""
+    with pytest.raises(AssertionError, match="relative L2 nan"):
+        assert_same(*both(Config(rollouts=1), lambda: Hooks(update_latents=lambda x, row, step: x * torch.nan)))
+    assert figures()["replayed"] == 0 and figures()["recomputed"] == 12
+
+
+def test_a_wider_dtype_with_the_same_values_is_replayed(figures: Any) -> None:
+    """The first latent of some trainers is bf16 in the rollout and fp32 in the update."""
+    lean, net = Lean(), Policy()
+    x, t, p = torch.randn(1, 4, 8).bfloat16(), torch.zeros(1), torch.randn(1, 8)
+    with lean.rollout(rows=1, steps=1, trained=1, window=1), torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        lean.rollout_call(net, [0], 0, x, t, p)
+    lean.step_order(1, 1)
+    ids = lean.identity()
+    with torch.autocast("cpu", torch.bfloat16):
+        lean.policy_call(net, ids["lean_row"], ids["lean_step"], x.float(), t, p)[0].sum().backward()
+    lean.flush(net, None)
+    assert figures()["replayed"] == 1
+
+
+def test_steps_in_another_order(figures: Any) -> None:
+    lean, native = both(Config(), lambda: Hooks(steps_of=lambda order: order[:, :3].flip(1)))
+    assert_same(lean, native)
+    assert figures()["replayed"] == 12
+
+
+def test_steps_that_were_not_selected(figures: Any) -> None:
+    lean, native = both(Config(), lambda: Hooks(steps_of=lambda order: order.flip(1)))
+    assert_same(lean, native)
+    assert figures()["replayed"] == 0 and figures()["recomputed"] == 12
+
+
+def test_network_called_twice_per_step(figures: Any) -> None:
+    lean, native = both(Config(), lambda: Hooks(extra_calls=1))
+    assert_same(lean, native)
+    assert figures()["replayed"] == 0
+    assert figures()["reasons"]["the network was called twice for one step and site"] == 12
+
+
+def test_backward_twice_is_refused() -> None:
+    def twice(loss: Tensor) -> None:
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    with pytest.raises(LeanError, match="LG605"):
+        both(Config(), lambda: Hooks(backward=twice))
+
+
+def test_zero_advantage_is_walked(figures: Any) -> None:
+    """Zeros, not None: AdamW moves weights by momentum and decay where a gradient is zero."""
+    lean, native = both(Config(), lambda: Hooks(advantages=torch.zeros_like))
+    assert_same(lean, native)
+    assert all(grad is not None and not grad.any() for grad in lean.gradients[0].values())
+
+
+def test_loss_without_the_output(figures: Any) -> None:
+    """A loss that does not depend on some calls leaves None where the native trainer has None."""
+    hooks = Hooks(
+        update_output=lambda out, row, step: out if row else out.detach(),
+        backward=lambda loss: loss.backward() if loss.requires_grad else None,
+    )
+    assert_same(*both(Config(rollouts=1), lambda: hooks))
+
+
+def test_inference_mode(figures: Any) -> None:
+    lean, native = both(Config(rollouts=1), lambda: Hooks(rollout_context=torch.inference_mode))
+    assert_same(lean, native)
+    assert figures()["kept"] == 0 and figures()["recomputed"] == 12
+
+
+def test_active_dropout(figures: Any) -> None:
+    lean, native = both(Config(rollouts=1), lambda: Hooks(), dropout=0.3)
+    assert_same(lean, native)
+    assert figures()["kept"] == 0 and any("dropout 0.3" in reason for reason in figures()["reasons"])
+
+
+def test_step_without_flush_is_refused() -> None:
+    with pytest.raises(LeanError, match="LG603"):
+        both(Config(), lambda: Hooks(no_flush=True))
+
+
+def test_new_rollout_without_flush_is_refused() -> None:
+    with pytest.raises(LeanError, match="LG610"):
+        both(Config(accumulate=5), lambda: Hooks())
+
+
+class Pair(NamedTuple):
+    sample: Tensor
+    extra: int
+
+
+@dataclass
+class Output:
+    sample: Tensor
+    note: str = "text"
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.sample
+
+
+@pytest.mark.parametrize("wrap", [lambda out: Pair(out, 3), Output, lambda out: [out, None], lambda out: {0: out}])
+def test_containers_keep_their_type(wrap: Any, figures: Any) -> None:
+    results = []
+    for lean in (Lean(), None):
+        torch.manual_seed(0)
+        net = Policy()
+        net.wrap = wrap
+        seen: set[type] = set()
+        if lean is not None:
+            for name in ("rollout_call", "policy_call"):
+                call = getattr(lean, name)
+
+                def typed(*args: Any, call: Any = call, seen: set[type] = seen, **kwargs: Any) -> Any:
+                    value = call(*args, **kwargs)
+                    seen.add(type(value))
+                    return value
+
+                setattr(lean, name, typed)
+        results.append(train(lean, net, torch.optim.AdamW(net.parameters()), Config()))
+        if lean is not None:
+            assert seen == {type(wrap(torch.zeros(1)))}
+    assert_same(*results)
+    assert figures()["replayed"] == 12
+
+
+def test_a_container_that_cannot_be_rebuilt(figures: Any) -> None:
+    class Opaque(SimpleNamespace):
+        def __getitem__(self, index: int) -> Tensor:
+            return self.sample
+
+    results = []
+    for lean in (Lean(), None):
+        torch.manual_seed(0)
+        net = Policy()
+        net.wrap = lambda out: Opaque(sample=out)
+        results.append(train(lean, net, torch.optim.AdamW(net.parameters()), Config()))
+    assert_same(*results)
+    assert figures()["kept"] == 0 and any("cannot be rebuilt" in reason for reason in figures()["reasons"])
+
+
+def test_nothing_is_kept_outside_a_window(figures: Any) -> None:
+    """Evaluation goes through the same functions: without a window, without rows, or in the update's phase."""
+    lean, net = Lean(), Policy()
+    args = (torch.randn(1, 4, 8), torch.zeros(1), torch.randn(1, 8))
+    with torch.no_grad():
+        lean.rollout_call(net, [0], 0, *args)
+        with lean.rollout(rows=1, steps=1, trained=1, window=1):
+            lean.rollout_call(net, None, 0, *args)
+        lean.rollout_call(net, [0], 0, *args)
+    assert net.calls == {"grad": 0, "no_grad": 3}
+
+
+def test_reference_forward_is_native() -> None:
+    """A policy call under no_grad (a KL reference) is never answered from the tape."""
+    lean, net, args, ids = kept_once()
+    with torch.no_grad():
+        assert not lean.policy_call(net, *ids, *args)[0].requires_grad
+    assert net.calls == {"grad": 1, "no_grad": 1}
+    assert lean.policy_call(net, *ids, *args)[0].requires_grad
+    assert net.calls == {"grad": 1, "no_grad": 1}
+
+
+def test_samples_of_an_older_rollout_never_match() -> None:
+    lean, net = Lean(), Policy()
+    args = (torch.randn(1, 4, 8), torch.zeros(1), torch.randn(1, 8))
+    old = None
+    for _ in range(2):
+        with lean.rollout(rows=1, steps=1, trained=1, window=1), torch.no_grad():
+            lean.rollout_call(net, [0], 0, *args)
+        lean.step_order(1, 1)
+        old = old or lean.identity()
+    lean.policy_call(net, old["lean_row"], old["lean_step"], *args)  # type: ignore[index]
+    assert net.calls["grad"] == 3  # two kept, one native
+
+
+def test_gradient_into_the_arguments_is_not_cut_off() -> None:
+    """A trained prompt embedding needs its gradient through the network."""
+    lean, net, (latents, time, prompt), ids = kept_once()
+    trained = prompt.clone().requires_grad_()
+    lean.policy_call(net, *ids, latents, time, trained)[0].sum().backward()
+    assert trained.grad is not None and trained.grad.any()
+
+
+def kept_once() -> tuple[Lean, Policy, tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+    lean, net = Lean(), Policy()
+    args = (torch.randn(1, 4, 8), torch.zeros(1), torch.randn(1, 8))
+    with lean.rollout(rows=1, steps=1, trained=1, window=1), torch.no_grad():
+        lean.rollout_call(net, [0], 0, *args)
+    lean.step_order(1, 1)
+    ids = lean.identity()
+    return lean, net, args, (ids["lean_row"], ids["lean_step"])
+
+
+def test_a_row_is_consumed_once() -> None:
+    lean, net, args, ids = kept_once()
+    lean.policy_call(net, *ids, *args)
+    assert net.calls["grad"] == 1
+    lean.policy_call(net, *ids, *args)
+    assert net.calls["grad"] == 2
+
+
+def test_another_autocast_state_is_recomputed() -> None:
+    lean, net, args, ids = kept_once()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert lean.policy_call(net, *ids, *args)[0].dtype == torch.bfloat16
+    assert net.calls["grad"] == 2
+
+
+def test_another_site_is_recomputed() -> None:
+    lean, net, args, ids = kept_once()
+    lean.policy_call(net, *ids, *args, site="uncond")
+    assert net.calls["grad"] == 2
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_cuda_graph_modes_of_compile_are_named(mode: str) -> None:
+    assert guard.uses_cuda_graphs(torch.compile(nn.Linear(2, 2), mode=mode))  # type: ignore[arg-type]
+    in_place = nn.Sequential(nn.Linear(2, 2))
+    in_place[0].compile(mode=mode)
+    assert guard.uses_cuda_graphs(in_place)
+    assert not guard.uses_cuda_graphs(torch.compile(nn.Linear(2, 2)))  # type: ignore[arg-type]
+
+
+def test_a_failing_rollout_leaves_no_window() -> None:
+    lean, net = Lean(), Policy()
+    with pytest.raises(ZeroDivisionError), lean.rollout(rows=1, steps=1, trained=1, window=1):
+        raise ZeroDivisionError
+    assert lean.policy_call(net, [0], [0], torch.randn(1, 4, 8), torch.zeros(1), torch.randn(1, 8))[0].requires_grad
+
+
+def test_a_wrong_flush_is_caught_by_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from leangrpo_core import replay
+
+    monkeypatch.setenv("LEANGRPO_AUDIT", "first")
+    walk = replay.walk
+
+    def wrong(window: Any, wrapper: Any, net: nn.Module) -> None:
+        walk(window, wrapper, net)
+        next(net.parameters()).grad.mul_(-1)  # type: ignore[union-attr]
+
+    monkeypatch.setattr(replay, "walk", wrong)
+    with pytest.raises(LeanError, match="LG607"):
+        both(Config(), lambda: Hooks())

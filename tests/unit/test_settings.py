@@ -1,0 +1,73 @@
+"""Settings: what is allowed, where it comes from, what is said otherwise."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from leangrpo_core import settings
+from leangrpo_core.errors import CODES, LeanError
+
+
+def test_defaults() -> None:
+    found = settings.parse({})
+    assert found == settings.Settings("retain", math.inf, "first")
+    assert found.text() == "schedule=retain budget_gb=unlimited audit=first"
+
+
+@pytest.mark.parametrize(
+    ("audit", "windows"), [("off", []), ("first", [1]), ("every:1", [1, 2, 3, 4, 5]), ("every:2", [1, 3, 5])]
+)
+def test_audited_windows(audit: str, windows: list[int]) -> None:
+    found = settings.parse({"audit": audit})
+    assert [window for window in range(1, 6) if found.audits(window)] == windows
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("schedule", "retian"),
+        ("schedule", ""),
+        ("budget_gb", "-1"),
+        ("budget_gb", "nan"),
+        ("budget_gb", "lots"),
+        ("audit", "every:0"),
+        ("audit", "every:"),
+        ("audit", "always"),
+        ("audit", "every:1.5"),
+    ],
+)
+def test_refused_values_name_what_is_allowed(name: str, value: str) -> None:
+    with pytest.raises(LeanError, match="LG601") as caught:
+        settings.parse({name: value})
+    assert settings.ALLOWED[name] in str(caught.value)
+
+
+def test_unknown_variable_lists_the_known_ones() -> None:
+    with pytest.raises(LeanError, match="LG601") as caught:
+        settings.load({"LEANGRPO_SHEDULE": "retain"}, Path("/nowhere/x.py"))
+    assert "shedule" in str(caught.value) and all(name in str(caught.value) for name in settings.ALLOWED)
+
+
+def test_environment_overrides_the_file(tmp_path: Path) -> None:
+    config = tmp_path / ".leangrpo" / "config.yaml"
+    config.parent.mkdir()
+    config.write_text("# comment\nschedule: recompute  # off\n\nbudget_gb: '12'\n")
+    package = tmp_path / "pkg" / "_leangrpo" / "settings.py"
+    found = settings.load({"LEANGRPO_BUDGET_GB": "0.5", "LEANGRPO_REPORT_DIR": "/x", "HOME": "/"}, package)
+    assert found == settings.Settings("recompute", 0.5, "first")
+    assert found.budget_bytes == 5e8
+
+
+@pytest.mark.parametrize("text", ["schedule recompute", "schedule: retain\nschedule: retain", "colour: red"])
+def test_broken_file(tmp_path: Path, text: str) -> None:
+    config = tmp_path / ".leangrpo" / "config.yaml"
+    config.parent.mkdir()
+    config.write_text(text)
+    with pytest.raises(LeanError, match="LG601"):
+        settings.load({}, tmp_path / "a" / "b.py")
+
+
+def test_error_text() -> None:
+    error = LeanError("LG602", "what", "fix")
+    assert str(error).splitlines() == ["LG602: what", f"  likely cause: {CODES['LG602']}", "  what to do: fix"]
