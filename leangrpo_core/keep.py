@@ -12,10 +12,6 @@ from .errors import LeanError
 from .tape import Kept, Key, Window
 from .values import Uncuttable, detach_all, leaves, needs_grad
 
-# The very first forward also allocates what is no part of a graph (FSDP's buffers, workspaces of kernels), so the
-# smaller figure of two calls counts.
-MEASURED_CALLS = 2
-
 
 @contextmanager
 def training_mode(net: nn.Module) -> Iterator[None]:
@@ -26,7 +22,8 @@ def training_mode(net: nn.Module) -> Iterator[None]:
         yield
     finally:
         for module, training in modes:
-            module.training = training
+            if module.training != training:
+                module.training = training
 
 
 def why_not(
@@ -70,13 +67,15 @@ def keep(
     kwargs: dict[str, Any],
     *,
     budget: float,
+    sizes: memory.Sizes,
     measure: bool,
 ) -> Any:
     """Runs the call under grad, holds its graph, returns the result without it, in the type the network returned.
 
     Args:
         budget: bytes of graphs this rank may hold.
-        measure: follow the bytes of this call even if an earlier one of the window was measured.
+        sizes: what graphs of calls with such arguments weigh, as far as measured.
+        measure: follow the bytes of this call in any case.
 
     Raises:
         LeanError: LG608 if CUDA ran out of memory.
@@ -88,15 +87,14 @@ def keep(
     torch.clear_autocast_cache()
     with training_mode(net), torch.enable_grad(), sync.unsynchronised(net):
         try:
-            if measure or window.measured < MEASURED_CALLS:
+            if measure or not sizes.settled(args, kwargs):
                 with window.meter.measure(device) as figure:
                     result = net(*args, **kwargs)
                     torch.clear_autocast_cache()
-                graph_bytes = figure[0]
                 window.measured += 1
-                window.graph_bytes = min(window.graph_bytes, graph_bytes) if window.graph_bytes else graph_bytes
+                sizes.add(args, kwargs, figure[0])
             else:
-                result, graph_bytes = net(*args, **kwargs), window.graph_bytes
+                result = net(*args, **kwargs)
                 torch.clear_autocast_cache()
         except torch.OutOfMemoryError as error:
             held = sum(call.graph_bytes for call in window.held.values()) / 1e9
@@ -105,8 +103,9 @@ def keep(
                 f"out of memory while {len(window.held)} graphs, {held:.3g} GB, were held: {error}",
                 f"set LEANGRPO_BUDGET_GB to less than {held:.3g}; what does not fit is recomputed",
             ) from error
+    window.graph_bytes = sizes.graph_bytes(args, kwargs)
     try:
-        call = Kept(result, args, kwargs, device, graph_bytes)
+        call = Kept(result, args, kwargs, device, window.graph_bytes)
     except Uncuttable as reason:
         window.refusal = str(reason)
         window.count(window.refusal)

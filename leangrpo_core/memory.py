@@ -22,8 +22,14 @@ class _Follow(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        # A view, or an operation in place, returns a storage that was there before: weights must not be counted.
-        before = {item.untyped_storage()._cdata for _, item in leaves((args, kwargs)) if isinstance(item, Tensor)}
+        # A view, or an operation in place, returns a storage that was there before: weights must not be counted. Its
+        # schema says so for torch's own operations; for others (collectives) the arguments are looked through.
+        if func.namespace == "aten":
+            if any(returned.alias_info is not None for returned in func._schema.returns):
+                return result
+            before: set[int] = set()
+        else:
+            before = {item.untyped_storage()._cdata for _, item in leaves((args, kwargs)) if isinstance(item, Tensor)}
         for _, item in leaves(result):
             if isinstance(item, Tensor):
                 storage = item.untyped_storage()
@@ -64,8 +70,33 @@ class Meter:
 
     def alive(self) -> int:
         """Bytes of all measured calls that are still allocated (not on CUDA)."""
-        self._followed = [ref for ref in self._followed if not ref.expired()]
         return _bytes(self._followed)
+
+
+class Sizes:
+    """Bytes of a graph, by the shapes of the call's arguments: measured twice each, then known.
+
+    The very first forward also allocates what is no part of a graph (FSDP's buffers, workspaces of kernels), so the
+    smaller figure counts.
+    """
+
+    def __init__(self) -> None:
+        self._figures: dict[tuple[Any, ...], list[int]] = {}
+
+    def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+        shapes = tuple(tuple(item.shape) for _, item in leaves((args, kwargs)) if isinstance(item, Tensor))
+        return self._figures.setdefault(shapes, [])
+
+    def settled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return len(self._of(args, kwargs)) >= 2
+
+    def add(self, args: tuple[Any, ...], kwargs: dict[str, Any], figure: int) -> None:
+        figures = self._of(args, kwargs)
+        figures[:] = [*figures[-1:], figure]
+
+    def graph_bytes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """The smaller of the last two figures."""
+        return min(self._of(args, kwargs))
 
 
 def fits(budget_bytes: float, graph_bytes: int) -> float:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from . import audit, keep, replay, settings, sync
+from . import audit, keep, memory, replay, settings, sync
 from .errors import LeanError
 from .report import Report
 from .tape import Window
@@ -40,6 +40,7 @@ class Lean:
         self._base = 0  # id of the first row of the last rollout
         self._order: Tensor | None = None
         self._generator_state: Tensor | None = None
+        self._sizes = memory.Sizes()
         self._calls: list[audit.Call] = []
         self._wrapper: sync.Wrapper | None = None
         self._net: nn.Module | None = None
@@ -73,7 +74,7 @@ class Lean:
         except BaseException:
             self._window = None
             raise
-        self._window.updating = True
+        self._window.end_rollout()
         if self._wrapper is not None and self._wrapper.collective:
             self._agree(self._window)
 
@@ -130,7 +131,7 @@ class Lean:
             return net(*args, **kwargs)
         chosen = self._start()
         measure = self._report.wants_figures
-        return keep.keep(window, net, key, args, kwargs, budget=chosen.budget_bytes, measure=measure)
+        return keep.keep(window, net, key, args, kwargs, budget=chosen.budget_bytes, sizes=self._sizes, measure=measure)
 
     def policy_call(
         self, net: nn.Module, rows: Any, steps: Any, /, *args: Any, site: str = "cond", **kwargs: Any

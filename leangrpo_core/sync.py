@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
@@ -79,6 +79,8 @@ def classify(net: nn.Module) -> Wrapper:
         dtype = net.mixed_precision.param_dtype
         if several and dtype in (torch.bfloat16, torch.float16):
             return Wrapper("fsdp1", "joint", True, f"a joint backward would add up gradients in {dtype}")
+        if net.cpu_offload is not None and net.cpu_offload.offload_params:
+            return Wrapper("fsdp1", "joint", several, "FSDP with parameters offloaded to the CPU is not supported yet")
         # On one rank FSDP1 neither shards nor reduces; one backward per graph keeps upstream's order of additions.
         return Wrapper("fsdp1", "joint" if several else "in order", several)
     for name, module in net.named_modules():

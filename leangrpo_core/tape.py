@@ -145,9 +145,12 @@ class Window:
         """Keeps a call until an update asks for it."""
         self.held[key] = call
         self.kept += 1
+
+    def end_rollout(self) -> None:
+        """From here on calls are used; until here they piled up, so this is the peak."""
+        self.updating = True
         followed = self.meter.alive() if self.measured == self.kept else 0
-        held = followed or sum(kept.graph_bytes for kept in self.held.values())
-        self.peak_held_bytes = max(self.peak_held_bytes, held)
+        self.peak_held_bytes = followed or sum(call.graph_bytes for call in self.held.values())
 
     def prefix(self) -> int:
         """How many leading places of the order of consumption are held, whatever the site."""

@@ -24,9 +24,6 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return change(value)
     if isinstance(value, _PLAIN):
         return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):  # also diffusers' BaseOutput
-        fields = {f.name: map_tensors(getattr(value, f.name), change) for f in dataclasses.fields(value) if f.init}
-        return dataclasses.replace(value, **fields)
     if isinstance(value, tuple):
         items = [map_tensors(item, change) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
@@ -34,6 +31,9 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return [map_tensors(item, change) for item in value]
     if type(value) is dict:
         return {key: map_tensors(item, change) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):  # also diffusers' BaseOutput
+        names = [field.name for field in dataclasses.fields(value) if field.init]
+        return dataclasses.replace(value, **{name: map_tensors(getattr(value, name), change) for name in names})
     raise Uncuttable(f"a {type(value).__module__}.{type(value).__qualname__} cannot be rebuilt")
 
 

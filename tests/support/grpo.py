@@ -6,7 +6,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +78,7 @@ class Hooks:
     advantages: Callable[[Tensor], Tensor] = lambda advantages: advantages
     before_update: Callable[[nn.Module], None] = lambda net: None
     before_flush: Callable[[nn.Module], None] = lambda net: None
-    after_rollout: Callable[[nn.Module], None] = lambda net: None
+    after_rollout: Callable[[nn.Module], object] = lambda net: None
     loss: Callable[[Tensor], Tensor] = lambda loss: loss
     backward: Callable[[Tensor], None] = lambda loss: loss.backward()
     steps_of: Callable[[Tensor], Tensor] = lambda order: order
@@ -106,7 +106,7 @@ def train(lean: Lean | None, net: nn.Module, optimizer: Any, config: Config, hoo
     hooks = hooks or Hooks()
     noise = torch.Generator().manual_seed(100 + config.rank)  # the device's generator, as on a GPU
     torch.manual_seed(7 + config.rank)
-    result, policy = Result(), getattr(net, "module", net)
+    result, policy = Result(), cast(Policy, getattr(net, "module", net))
     autocast = lambda: torch.autocast("cpu", torch.bfloat16, enabled=config.bf16)  # noqa: E731
     for _ in range(config.rollouts):
         optimizer.zero_grad()
@@ -121,7 +121,7 @@ def train(lean: Lean | None, net: nn.Module, optimizer: Any, config: Config, hoo
                 for step in range(config.steps):
                     net.eval()
                     timestep, prompt = torch.tensor([step / 10]), prompts[row : row + 1]
-                    inputs = {"latents": latents, "timestep": timestep, "prompt": prompt}
+                    inputs: dict[str, Any] = {"latents": latents, "timestep": timestep, "prompt": prompt}
                     with torch.no_grad(), hooks.rollout_context(), autocast():
                         if lean is None:
                             velocity = net(**inputs)[0]
@@ -158,7 +158,7 @@ def train(lean: Lean | None, net: nn.Module, optimizer: Any, config: Config, hoo
             for place in range(config.trained):
                 step = int(order[row, place])
                 net.train()
-                inputs = {
+                inputs: dict[str, Any] = {
                     "latents": hooks.update_latents(paths[row, step], row, step),
                     "timestep": torch.tensor([step / 10]),
                     "prompt": prompts[row : row + 1],

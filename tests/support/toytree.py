@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -157,7 +156,7 @@ def make_kit(folder: Path, upstream: Path) -> Path:
     }
     text = yaml.safe_dump({"format": 1, "upstreams": {"DanceGRPO": entry, "mini": mini}})
     (folder / "upstreams.lock").write_text(text, encoding="utf-8")
-    os.symlink(real / "leangrpo_core", folder / "leangrpo_core")
+    shutil.copytree(data.core_path(), folder / "leangrpo_core", ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
 

@@ -13,22 +13,27 @@ from support import ranks
 from support.check import assert_same
 from support.grpo import Block, Config, Hooks, Policy, Result, train
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 from leangrpo_core import Lean, sync
 
-SHARDED = ["fsdp", "fsdp-orig", "fsdp-grad-op"]
-WRAPPERS = [*SHARDED, "fsdp-none", "ddp", "none"]
+WRAPPERS = ["fsdp", "fsdp-orig", "fsdp-grad-op", "fsdp-none", "ddp", "none"]
 UNITS = 4  # three blocks and the root
 
 
 def wrap(kind: str, net: Policy) -> nn.Module:
     if kind.startswith("fsdp"):
-        strategies = {"fsdp-grad-op": ShardingStrategy.SHARD_GRAD_OP, "fsdp-none": ShardingStrategy.NO_SHARD}
+        strategies = {
+            "fsdp-grad-op": ShardingStrategy.SHARD_GRAD_OP,
+            "fsdp-none": ShardingStrategy.NO_SHARD,
+            "fsdp-hybrid": ShardingStrategy.HYBRID_SHARD,
+        }
         return FullyShardedDataParallel(
             net,
+            device_mesh=init_device_mesh("cpu", (2, 2)) if kind == "fsdp-hybrid" else None,
             auto_wrap_policy=ModuleWrapPolicy({Block}),
             sharding_strategy=strategies.get(kind, ShardingStrategy.FULL_SHARD),
             mixed_precision=MixedPrecision(param_dtype=torch.bfloat16) if kind == "fsdp-bf16" else None,
@@ -95,6 +100,13 @@ def test_every_step_kept(kind: str) -> None:
         assert ours[1]["replayed"] == 24
 
 
+def test_sharded_in_pairs_and_replicated() -> None:
+    lean, native = both("fsdp-hybrid", 4, config={"accumulate": 2, "rollouts": 1})
+    for ours, theirs in zip(lean, native, strict=True):
+        assert_same(ours[0], theirs[0], 1e-6)
+        assert ours[1]["replayed"] == 6
+
+
 def test_one_reduction_per_unit_and_update() -> None:
     lean, native = both("fsdp", config={"rollouts": 1})
     assert native[0][2]["reduce_scatter"] == UNITS * 12
@@ -135,7 +147,7 @@ def no_advantage(rank: int) -> Hooks:
     return Hooks(advantages=torch.zeros_like) if rank else Hooks()
 
 
-@pytest.mark.parametrize("kind", [*WRAPPERS])
+@pytest.mark.parametrize("kind", WRAPPERS)
 def test_other_inputs_on_one_rank(kind: str) -> None:
     lean, native = both(kind, hooks=change_inputs, config={"rollouts": 1})
     for ours, theirs in zip(lean, native, strict=True):

@@ -1,0 +1,65 @@
+"""Launch files read as text: commands, continuation, variables; nothing is run."""
+
+from __future__ import annotations
+
+import pytest
+
+from leangrpo_tools.plan import shell
+
+
+def words(text: str) -> list[list[str]]:
+    return [command.words for command in shell.read(text).commands]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a b\nc", [["a", "b"], ["c"]]),
+        ("a \\\n  b \\\n  c", [["a", "b", "c"]]),
+        ("a b \\", [["a", "b"]]),
+        ("a b \\\n", [["a", "b"]]),
+        ("a b\\\\\nc", [["a", "b\\"], ["c"]]),
+        ("a \\\r\n b\r\n", [["a", "b"]]),
+        ("\ufeffa b", [["a", "b"]]),
+        ("# a b\nc # d", [["c"]]),
+        ("a b#c", [["a", "b#c"]]),
+        ("a '# b' \"# c\"", [["a", "# b", "# c"]]),
+        ("a && b; c | d &", [["a"], ["b"], ["c"], ["d"]]),
+        ("a 'b\nc' d", [["a", "b\nc", "d"]]),
+        ("it's open\na b", [["a", "b"]]),
+        ("cat <<EOF > x\ntorchrun no.py\nEOF\na", [["cat"], ["EOF"], ["x"], ["a"]]),
+        ("a --b=$(nvidia-smi -L | wc -l) c", [["a", f"--b={shell.OUTPUT}", "c"]]),
+        ("a `b c` d", [["a", shell.OUTPUT, "d"]]),
+    ],
+)
+def test_commands(text: str, expected: list[list[str]]) -> None:
+    assert words(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("N=8\nrun $N ${N}x", ["run", "8", "8x"]),
+        ("export N=8 M=2\nrun $N $M", ["run", "8", "2"]),
+        ('N="${N:-4}"\nrun "$N"', ["run", "4"]),
+        ("run ${N:-4} ${M-5}", ["run", "4", "5"]),
+        ("N=8 run $M", ["run", "$M"]),
+        ("N=1\nN=2\nrun $N", ["run", "$N"]),
+        ("N=$M\nrun $N", ["run", "$N"]),
+        ("N=$(hostname)\nrun $N", ["run", "$N"]),
+    ],
+)
+def test_variables(text: str, expected: list[str]) -> None:
+    assert words(text)[-1] == expected
+
+
+def test_notes_and_lines() -> None:
+    reading = shell.read("x\r\n\r\ny it's\r\nz\r\n")
+    assert [(command.line, command.words) for command in reading.commands] == [(1, ["x"]), (4, ["z"])]
+    assert any("Windows line ends" in note for note in reading.notes)
+    assert any("line 3" in note for note in reading.notes)
+
+
+def test_nothing_is_run(tmp_path) -> None:
+    shell.read(f"touch {tmp_path}/made\necho `touch {tmp_path}/made` $(touch {tmp_path}/made)")
+    assert not list(tmp_path.iterdir())

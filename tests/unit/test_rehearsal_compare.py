@@ -1,0 +1,197 @@
+"""The comparison and the verdict: what must never pass as a match."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from leangrpo_tools.rehearsal.base import Bound, Config
+from leangrpo_tools.rehearsal.compare import Run, compare, compare_update
+from leangrpo_tools.rehearsal.render import render
+from leangrpo_tools.rehearsal.report import NOT_TESTED, Counts, Report
+
+BITWISE, CLOSE = Bound(True, 0.0), Bound(False, 1e-6)
+Edit = Callable[[dict[str, Any]], None]
+
+
+def record(seed: int, edit: Edit | None = None) -> dict[str, Any]:
+    """What one rank recorded of one update."""
+    generator = torch.Generator().manual_seed(seed)
+    grads = {name: torch.randn(6, generator=generator) for name in ("block.weight", "block.bias")}
+    weights = {name: torch.randn(6, generator=generator) for name in grads}
+    made = {"grads": grads, "weights": weights, "notes": {"rewards": [torch.tensor(0.5)]}, "seconds": 0.1}
+    if edit is not None:
+        edit(made)
+    return made
+
+
+def run(updates: int = 2, ranks: int = 2, edit: Edit | None = None, at: tuple[int, int] = (1, 1)) -> Run:
+    """A run whose record of update `at[0]` on rank `at[1]` is edited."""
+    rows = [
+        [record(10 * update + rank, edit if (update, rank) == at else None) for rank in range(ranks)]
+        for update in range(updates)
+    ]
+    summary = {"seconds": 1.0, "collectives": {"all_reduce": 2}, "grad": 12, "no_grad": 24, "peak_rss_bytes": 10}
+    return Run(rows, [summary] * ranks)
+
+
+def flip(made: dict[str, Any]) -> None:
+    made["grads"]["block.weight"] = -made["grads"]["block.weight"]
+
+
+def report(edit: Edit | None = None, *, control: Edit | None = flip, bound: Bound = BITWISE, **extra: Any) -> Report:
+    native, patched = run(), run(edit=edit)
+    return Report(
+        upstream="toy", script="toy", config=Config(ranks=2, updates=2), bound=bound,
+        updates=compare(native, patched), floor=compare(native, run()),
+        control=compare(native, run(updates=1, edit=control, at=(0, 0))),
+        forwards={"native": Counts([12, 12], [24, 24]), "patched": Counts([12, 12], [12, 12])},
+        collectives={"native": {"all_reduce": 2}, "patched": {"all_reduce": 2}},
+        seconds={"native": 1.0, "patched": 0.8}, peak_held_bytes=100, peak_rss_bytes={"native": 1, "patched": 2},
+        windows=[[], []], not_tested=list(NOT_TESTED), **extra,
+    )  # fmt: skip
+
+
+def edit_grad(name: str, value: Any) -> Edit:
+    def edit(made: dict[str, Any]) -> None:
+        grad = made["grads"][name]
+        made["grads"][name] = value(grad) if callable(value) else value
+
+    return edit
+
+
+def test_equal_runs_match() -> None:
+    good = report()
+    assert good.ok and good.exit_code == 0 and good.control_caught and good.floor_bitwise
+    assert all(update.grad_bitwise and update.weights_bitwise and update.worst is None for update in good.updates)
+
+
+def test_a_difference_names_update_tensor_parameter_and_rank() -> None:
+    bad = report(edit_grad("block.bias", lambda grad: grad * 1.5))
+    assert bad.exit_code == 1 and [update.index for update in bad.mismatches] == [1]
+    (problem,) = bad.problems
+    assert "update 1" in problem and "gradient of block.bias on rank 1" in problem
+    update = bad.updates[1]
+    assert not update.grad_bitwise and update.weights_bitwise and 0 < update.grad_rel_l2 < 0.5
+
+
+def test_the_worst_tensor_is_the_one_with_the_largest_relative_difference() -> None:
+    def edit(made: dict[str, Any]) -> None:
+        made["grads"]["block.weight"] *= 1.001
+        made["grads"]["block.bias"] *= 1.1
+
+    worst = report(edit).updates[1].worst
+    assert worst is not None and worst.parameter == "block.bias" and worst.rel_l2 == pytest.approx(0.1, rel=1e-3)
+
+
+def test_a_single_bit_is_a_mismatch_under_the_bitwise_bound_only() -> None:
+    def edit(made: dict[str, Any]) -> None:
+        grad = made["grads"]["block.weight"]
+        grad[0] = torch.nextafter(grad[0], torch.tensor(math.inf))
+
+    assert not report(edit).ok
+    assert report(edit, bound=CLOSE).ok
+
+
+def test_zeros_of_another_sign_are_told_apart() -> None:
+    zero = {"grads": {"w": torch.zeros(1)}, "weights": {}, "notes": {}, "seconds": 0.0}
+    minus = zero | {"grads": {"w": -torch.zeros(1)}}
+    assert not compare_update(0, [zero], [minus]).grad_bitwise
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("kind", ["grads", "weights"])
+@pytest.mark.parametrize("bound", [BITWISE, CLOSE])
+def test_not_finite_is_never_ok(value: float, kind: str, bound: Bound) -> None:
+    def edit(made: dict[str, Any]) -> None:
+        made[kind]["block.weight"][2] = value
+
+    bad = report(edit, bound=bound)
+    assert bad.exit_code == 1 and "not finite" in bad.problems[0]
+    json.dumps(bad.to_json(), allow_nan=False)
+    assert "not finite" in render(bad, terminal=False)
+
+
+def test_the_same_nan_in_both_runs_is_not_ok_either() -> None:
+    def edit(made: dict[str, Any]) -> None:
+        made["grads"]["block.weight"][:] = math.nan
+
+    native = run(edit=edit)
+    (_, update) = compare(native, run(edit=edit))
+    assert not update.finite and not update.matches(CLOSE) and not update.matches(BITWISE)
+
+
+@pytest.mark.parametrize("bound", [BITWISE, CLOSE])
+def test_a_gradient_that_is_absent_in_one_run(bound: Bound) -> None:
+    bad = report(edit_grad("block.bias", None), bound=bound)
+    assert not bad.ok and "absent in the other run" in bad.problems[0]
+
+
+def test_a_gradient_of_zeros_is_not_an_absent_one() -> None:
+    zeros = {"grads": {"w": torch.zeros(2)}, "weights": {}, "notes": {}, "seconds": 0.0}
+    absent = zeros | {"grads": {"w": None}}
+    for bound in (BITWISE, CLOSE):
+        assert not compare_update(0, [zeros], [absent]).matches(bound)
+
+
+def test_another_dtype_or_shape_is_a_mismatch() -> None:
+    for value in (lambda grad: grad.double(), lambda grad: grad[:3]):
+        bad = report(edit_grad("block.bias", value))
+        assert not bad.ok and "became" in bad.problems[0]
+
+
+@pytest.mark.parametrize("bound", [BITWISE, CLOSE])
+def test_other_rewards_are_a_mismatch(bound: Bound) -> None:
+    def edit(made: dict[str, Any]) -> None:
+        made["notes"]["rewards"] = [torch.tensor(0.25)]
+
+    bad = report(edit, bound=bound)
+    assert not bad.ok and "the rewards differ" in bad.problems[0]
+
+
+def test_weights_alone_can_differ() -> None:
+    def edit(made: dict[str, Any]) -> None:
+        made["weights"]["block.weight"] += 0.1
+
+    bad = report(edit, bound=CLOSE)
+    assert not bad.ok and "weight of block.weight" in bad.problems[0]
+
+
+@pytest.mark.parametrize("control", [None, edit_grad("block.bias", lambda grad: grad * (1 + 1e-6))])
+def test_a_control_that_is_not_caught_fails_the_rehearsal(control: Edit | None) -> None:
+    bad = report(control=control)
+    assert not bad.control_caught and bad.exit_code == 1
+    assert "negative control was not caught" in bad.problems[-1]
+
+
+def test_too_few_updates_are_a_failure() -> None:
+    short = report()
+    short.updates = short.updates[:1]
+    assert not short.ok and "only 1 of 2 updates" in short.problems[0]
+
+
+def test_a_failed_run_is_a_failure() -> None:
+    failed = report(failures=["the patched script ended badly: rank 0: ValueError: no"])
+    assert failed.exit_code == 1 and failed.problems[0].endswith("ValueError: no")
+
+
+def test_json_holds_what_later_work_reads() -> None:
+    plain = json.loads(json.dumps(report().to_json(), allow_nan=False))
+    for name in ("ok", "updates", "forwards", "collectives", "seconds", "peak_held_bytes", "control_caught"):
+        assert name in plain
+    assert plain["forwards"]["patched"] == {"grad": [12, 12], "no_grad": [12, 12]}
+    assert {"index", "grad_rel_l2", "grad_bitwise", "weights_bitwise"} <= plain["updates"][0].keys()
+    assert plain["floor"]["bitwise"] is True and plain["not_tested"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_text_says_the_verdict_the_floor_and_what_was_not_tested(terminal: bool) -> None:
+    text = render(report(), terminal=terminal)
+    assert text.endswith("MATCH") and "not tested: CUDA kernels" in text and "agree bitwise" in text
+    assert ("\x1b[" in text) is terminal
+    assert render(report(flip), terminal=terminal).endswith("MISMATCH")

@@ -1,0 +1,118 @@
+"""Bytes: what a patch does not touch stays as it is, in any encoding and style."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from support.toytree import FLUX, WAN
+
+from leangrpo_tools import recipe
+from leangrpo_tools.errors import KitError
+from leangrpo_tools.transform import Patched, transform
+
+EDITS = recipe.load("DanceGRPO").edits(["flux", "wan_2_1"])
+FILE = "fastvideo/train_grpo_flux.py"
+
+
+def patch(data: bytes, file: str = FILE) -> bytes:
+    result = transform(file, data, EDITS[file])
+    assert isinstance(result, Patched), [item.text() for item in result]
+    return result.data
+
+
+PLAIN = patch(FLUX.encode())
+
+
+def tabs(text: str) -> str:
+    lines = []
+    for line in text.split("\n"):
+        depth = (len(line) - len(line.lstrip(" "))) // 4
+        lines.append("\t" * depth + line[4 * depth :])
+    return "\n".join(lines)
+
+
+def test_crlf() -> None:
+    assert patch(FLUX.replace("\n", "\r\n").encode()) == PLAIN.replace(b"\n", b"\r\n")
+
+
+def test_tabs() -> None:
+    assert patch(tabs(FLUX).encode()) == tabs(PLAIN.decode()).encode()
+
+
+def test_byte_order_mark() -> None:
+    assert patch(b"\xef\xbb\xbf" + FLUX.encode()) == b"\xef\xbb\xbf" + PLAIN
+
+
+def test_no_final_newline() -> None:
+    assert patch(FLUX.rstrip("\n").encode()) == PLAIN.rstrip(b"\n")
+
+
+def test_non_ascii_and_other_encodings() -> None:
+    words = "# Größe, été\n"
+    assert patch((FLUX + words).encode()) == PLAIN + words.encode()
+    cookie = "# -*- coding: latin-1 -*-\n"
+    assert patch((cookie + FLUX + words).encode("latin-1")) == cookie.encode() + PLAIN + words.encode("latin-1")
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    with pytest.raises(KitError) as caught:
+        patch(FLUX.encode() + b"# \xff\n")
+    assert caught.value.code in ("LG204", "LG205")
+
+
+def test_an_unknown_encoding_is_refused() -> None:
+    with pytest.raises(KitError):
+        patch(b"# coding: no-such-thing\n" + FLUX.encode())
+
+
+def test_form_feeds_backslashes_and_mixed_line_ends() -> None:
+    extra = "\x0c\nx = 1 + \\\r\n    2\r\ny = '''a\r\nb'''\n"
+    text = FLUX.replace("if __name__", extra + "if __name__").encode()
+    assert patch(text) == PLAIN.replace(b"if __name__", extra.encode() + b"if __name__")
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("file", "text"), [(FILE, FLUX), ("fastvideo/train_grpo_wan_2_1.py", WAN)])
+def test_comments_anywhere_survive(file: str, text: str, seed: int) -> None:
+    """Comments and blank lines at random places between lines: all are kept, in order, and the code is the same."""
+    draw = random.Random(seed)
+    lines = text.splitlines()
+    for number in range(12):
+        place = draw.randrange(3, len(lines))
+        indent = " " * draw.choice((0, 2, 4, 9))
+        lines.insert(place, draw.choice((f"{indent}# note {number}", "", f"{indent}# note {number} with ünïcode")))
+    noisy = "\n".join(lines) + "\n"
+    result = patch(noisy.encode(), file).decode()
+    notes = [line.strip() for line in noisy.splitlines() if "# note" in line]
+    assert sorted(line.strip() for line in result.splitlines() if "# note" in line) == sorted(notes)
+    plain = patch(text.encode(), file).decode()
+    assert _code(result) == _code(plain)
+
+
+def _code(text: str) -> list[str]:
+    import io
+    import tokenize
+
+    skip = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    return [item.string for item in tokenize.generate_tokens(io.StringIO(text).readline) if item.type not in skip]
+
+
+def test_a_patched_file_is_not_patched_twice() -> None:
+    result = transform(FILE, PLAIN, EDITS[FILE])
+    assert isinstance(result, list) and any(item.taken == "lean" for item in result)
+
+
+def test_lines_are_those_of_the_original() -> None:
+    result = transform(FILE, FLUX.encode(), EDITS[FILE])
+    assert isinstance(result, Patched)
+    lines = FLUX.splitlines()
+    for place in result.places:
+        for number in place.lines:
+            word = place.anchor.split(" in ")[0].split("(")[0].removesuffix(" = ...").split()[-1].strip("`")
+            assert place.codemod in ("insert_import", "wrap_in_with") or word.split(".")[-1] in lines[number - 1], place
+
+
+def test_warnings_of_the_users_file_are_not_ours(recwarn: pytest.WarningsRecorder) -> None:
+    patch(FLUX.replace("LIMIT = 3", "LIMIT = '\\d'").encode())
+    assert not recwarn.list
