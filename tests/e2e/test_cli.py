@@ -1,0 +1,135 @@
+"""The commands as a user runs them: options, exit codes, text and JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.toytree import contents
+
+from leangrpo_tools import cli
+
+VERBS = {
+    "apply-patch": cli.apply_patch,
+    "diff-patch": cli.diff_patch,
+    "revert-patch": cli.revert_patch,
+    "verify-patch": cli.verify_patch,
+    "leangrpo": cli.leangrpo,
+}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
+    """Run a console script in this process and return its exit status."""
+    monkeypatch.setattr(sys, "argv", list(argv))
+    with pytest.raises(SystemExit) as caught:
+        VERBS[argv[0]]()
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture
+def call(kit, monkeypatch: pytest.MonkeyPatch, capfdbinary):
+    def run_it(*argv: str) -> tuple[int, str, str]:
+        status = run(monkeypatch, *argv)
+        out, err = capfdbinary.readouterr()
+        return status, out.decode(), err.decode()
+
+    return run_it
+
+
+def test_the_whole_round(call, kit) -> None:
+    status, out, err = call("apply-patch", "danceGRPO", "--json", "a.json")
+    assert (status, err) == (0, "") and "patched DanceGRPO (flux, wan_2_1)" in out and "warning: wan_2_1" in out
+    said = json.loads(Path("a.json").read_text())
+    assert said["ok"] and said["changed"] and said["files"]["fastvideo/train_grpo_flux.py"] == "edited"
+    assert said["edits"]["fastvideo/train_grpo_flux.py"][0]["lines"]
+    status, out, err = call("apply-patch", "dancegrpo")
+    assert status == 0 and "nothing was changed" in out
+    status, out, err = call("diff-patch", "DANCEGRPO")
+    assert status == 0 and out.startswith("diff --git") and "\x1b" not in out
+    assert "left out:" in err and "_leangrpo" in err
+    status, out, err = call("diff-patch", "DanceGRPO", "--stat")
+    assert "2 files changed" in out
+    status, out, err = call("diff-patch", "DanceGRPO", "--output", "p.diff")
+    assert status == 0 and out == "" and Path("p.diff").read_text().startswith("diff --git")
+    status, out, err = call("leangrpo", "status", "DanceGRPO", "--json", "-")
+    assert json.loads(out)["patched"] is True
+    status, out, err = call("revert-patch", "dancegrpo")
+    assert status == 0 and "2 files restored" in out
+    status, out, err = call("revert-patch", "dancegrpo")
+    assert status == 2 and err.startswith("error LG301: ") and "\nfix: " in err
+    status, out, err = call("leangrpo", "status", "DanceGRPO")
+    assert status == 0 and "not patched" in out
+
+
+def test_list(call) -> None:
+    status, out, _ = call("leangrpo", "list")
+    assert status == 0 and "DanceGRPO" in out and "wan_2_1" in out and "mini" in out
+    status, out, _ = call("leangrpo", "list", "--json", "-")
+    assert {item["name"] for item in json.loads(out)} == {"DanceGRPO", "mini"}
+
+
+def test_exit_codes(call, kit) -> None:
+    status, _, err = call("apply-patch", "dancegpro", "--json", "e.json")
+    assert (
+        status == 2
+        and "error LG102" in err
+        and "did you mean DanceGRPO?" in err
+        and "cause: known: DanceGRPO, mini" in err
+    )
+    assert json.loads(Path("e.json").read_text())["error"]["code"] == "LG102"
+    assert call("apply-patch", "DanceGRPO", "--script", "nothing")[0] == 2
+    assert call("apply-patch")[0] == 2
+    assert call("apply-patch", "DanceGRPO", "--source", "/nowhere")[0] == 3
+    assert call("diff-patch", "./nowhere")[0] == 2
+    assert call("diff-patch", "DanceGRPO")[0] == 2
+    assert call("leangrpo", "nonsense")[0] == 2
+    call("apply-patch", "DanceGRPO")
+    with open("DanceGRPO/fastvideo/train_grpo_flux.py", "a") as out:
+        out.write("# mine\n")
+    status, _, err = call("revert-patch", "DanceGRPO")
+    assert status == 1 and "error LG302" in err and "train_grpo_flux.py" in err
+
+
+def test_dry_run(call, kit) -> None:
+    status, out, err = call("apply-patch", "DanceGRPO", "--dry-run")
+    assert status == 0 and out.startswith("diff --git") and "nothing was written" in err
+    assert contents(kit.work) == {}
+
+
+def test_json_that_cannot_be_written(call) -> None:
+    assert call("leangrpo", "list", "--json", "/nowhere/x.json")[0] == 3
+
+
+@pytest.mark.parametrize("name", sorted(VERBS))
+def test_help_is_quick_and_imports_nothing_heavy(name: str) -> None:
+    code = (
+        f"import sys; from leangrpo_tools import cli; sys.argv = ['{name}', '--help']\n"
+        f"try: cli.{VERBS[name].__name__}()\n"
+        "except SystemExit as err: assert not err.code\n"
+        "assert not {'torch', 'libcst', 'git', 'pydantic', 'yaml', 'diffusers'} & set(sys.modules)\n"
+    )
+    spent = []
+    for _ in range(3):
+        start = _cpu()
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env={**os.environ})
+        spent.append(_cpu() - start)
+    assert min(spent) <= 0.3  # processor time: the machine may be busy with other tests
+
+
+def _cpu() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def test_the_console_scripts_are_installed() -> None:
+    folder = Path(sys.executable).parent
+    if not (folder / "apply-patch").exists():
+        pytest.skip("the kit is not installed here: pip install -e .")
+    start = time.monotonic()
+    out = subprocess.run([folder / "apply-patch", "--help"], capture_output=True, text=True, cwd="/", check=True).stdout
+    assert "--source" in out and time.monotonic() - start < 10

@@ -1,0 +1,2 @@
+def sample(rows):
+    return draw(row for row in rows)

@@ -1,0 +1,3 @@
+def sample(rows):
+    return draw(rows,
+                3)

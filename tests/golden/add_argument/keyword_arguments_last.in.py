@@ -1,0 +1,4 @@
+def sample(rows, **kw):
+    return draw(
+        rows, **kw
+    )

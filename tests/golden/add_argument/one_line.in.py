@@ -1,0 +1,2 @@
+def sample(rows):
+    return draw(rows, steps=3)

@@ -1,0 +1,6 @@
+def sample(rows):
+    x, y = draw(
+        rows,
+        3, 
+    )
+    return x

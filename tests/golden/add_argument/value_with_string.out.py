@@ -1,0 +1,2 @@
+def sample(rows):
+    return draw(rows, lean_rows=rows["lean_row"][:, 0])

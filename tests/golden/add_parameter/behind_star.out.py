@@ -1,0 +1,2 @@
+def step(args, *rest, lean_rows=None):
+    return rest

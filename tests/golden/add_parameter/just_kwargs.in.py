@@ -1,0 +1,2 @@
+def step(**kwargs):
+    return kwargs

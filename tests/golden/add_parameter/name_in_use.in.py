@@ -1,0 +1,3 @@
+def step(a):
+    for lean_rows in a:
+        print(lean_rows)

@@ -1,0 +1,2 @@
+def step():
+    return 1

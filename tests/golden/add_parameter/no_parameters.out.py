@@ -1,0 +1,2 @@
+def step(lean_rows=None):
+    return 1

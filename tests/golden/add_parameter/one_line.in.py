@@ -1,0 +1,1 @@
+def step(args, latents): return latents

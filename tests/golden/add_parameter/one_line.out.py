@@ -1,0 +1,1 @@
+def step(args, latents, lean_rows=None): return latents

@@ -1,0 +1,6 @@
+def step(
+        args,
+        latents, 
+        i,
+):
+    return latents

@@ -1,0 +1,7 @@
+def step(
+        args,
+        latents, 
+        i,
+        lean_rows=None,
+):
+    return latents

@@ -1,0 +1,2 @@
+def step(args, **kwargs):
+    return kwargs

@@ -1,0 +1,2 @@
+def step(a, b, /, lean_rows=None):
+    return a

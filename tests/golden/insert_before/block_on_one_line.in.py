@@ -1,0 +1,2 @@
+def train(model, optimizer):
+    if model: optimizer.step()

@@ -1,0 +1,5 @@
+def main(model, optimizer):
+    optimizer.step()
+
+def train():
+    pass

@@ -1,0 +1,4 @@
+def train(model, optimizer):
+    if model:
+        optimizer.step()
+        optimizer.step()

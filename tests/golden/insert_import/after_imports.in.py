@@ -1,0 +1,12 @@
+"""Docstring."""
+import math
+import torch  # keep
+
+check()
+from os import path
+
+class Ema:
+    import json
+
+def main():
+    pass

@@ -1,0 +1,4 @@
+"""Only words."""
+from pack._leangrpo import lean
+
+x = 1

@@ -1,0 +1,3 @@
+from __future__ import annotations
+from pack._leangrpo import lean
+x = 1

@@ -1,0 +1,7 @@
+import math
+try:
+    import fast
+except ImportError:
+    fast = None
+if fast:
+    import faster

@@ -1,0 +1,6 @@
+import math
+
+def first():
+    pass
+
+import torch

@@ -1,0 +1,6 @@
+from a import (
+    b,  # one
+    c,
+)
+from pack._leangrpo import lean
+def f(): pass

@@ -1,0 +1,4 @@
+import math
+def f():
+    lean = 3
+    return lean

@@ -1,0 +1,1 @@
+from pack._leangrpo import lean

@@ -1,0 +1,3 @@
+# a comment
+from pack._leangrpo import lean
+x = 1

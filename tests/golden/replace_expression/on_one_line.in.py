@@ -1,0 +1,2 @@
+def train(rows):
+    return (torch.stack([torch.randperm((9)) for _ in range(rows,)]))

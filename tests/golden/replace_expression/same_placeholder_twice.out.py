@@ -1,0 +1,2 @@
+def train(a, b):
+    return pair(a.x, b) + one(a.x)

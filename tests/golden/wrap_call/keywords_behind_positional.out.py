@@ -1,0 +1,7 @@
+def step(network, x, i):
+    return lean.rollout_call(
+        network, rows, i,
+        x,
+        *x, site="uncond",  # more
+        scale=2,
+    )

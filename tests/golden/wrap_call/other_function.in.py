@@ -1,0 +1,2 @@
+def steps(network, x):
+    return network(x)

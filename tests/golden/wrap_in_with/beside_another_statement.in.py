@@ -1,0 +1,2 @@
+def train(prompts):
+    x = 1; sample(prompts)

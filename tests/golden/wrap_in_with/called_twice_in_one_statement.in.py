@@ -1,0 +1,3 @@
+def train(prompts):
+    x = sample(1) + sample(2)
+    return x

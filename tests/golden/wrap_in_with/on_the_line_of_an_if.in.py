@@ -1,0 +1,2 @@
+def train(prompts):
+    if prompts: sample(prompts)

@@ -1,0 +1,5 @@
+def train(prompts):
+    if prompts:
+
+        sample(prompts)
+    return 1

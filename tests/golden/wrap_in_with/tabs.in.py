@@ -1,0 +1,6 @@
+def train(prompts):
+	if prompts:
+		x = sample(
+			prompts,
+		)
+	return x

@@ -1,0 +1,6 @@
+def train(prompts):
+    x = sample("""
+kept
+    as it is
+""")
+    return x

@@ -1,0 +1,7 @@
+def train(prompts):
+    with lean.rollout(rows=1):
+        x = sample("""
+kept
+    as it is
+""")
+    return x

@@ -1,0 +1,189 @@
+"""The commands' options. Everything heavy is imported when a command runs, so that ``--help`` is quick."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The upstream, in any case; `leangrpo list` shows them.")]
+Target = Annotated[
+    str, typer.Argument(metavar="NAME|DEST", help="A patched folder, or the upstream it is named after.")
+]
+Source = Annotated[str | None, typer.Option(metavar="URL|PATH", help="Fetch from here instead of upstream's address.")]
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is stdout.")]
+
+SETTINGS: dict[str, Any] = {"context_settings": {"help_option_names": ["-h", "--help"]}}
+APP: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None, "pretty_exceptions_enable": False}
+
+
+def apply_command(
+    name: Name,
+    dest: Annotated[Path | None, typer.Argument(help="Folder for the checkout; default: named after NAME.")] = None,
+    source: Source = None,
+    tree: Annotated[Path | None, typer.Option(help="Patch this checkout of your own instead.")] = None,
+    script: Annotated[list[str] | None, typer.Option(metavar="S", help="Only this script; may be repeated.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the diff, write nothing.")] = False,
+    json: Json = None,
+) -> None:
+    """Fetch an upstream at its pin and patch it."""
+    from leangrpo_tools import show
+
+    with show.outcome(json) as out:
+        from leangrpo_tools.apply import apply
+
+        out.done(apply(name, dest, source=source, tree=tree, scripts=script, dry_run=dry_run), show.applied)
+
+
+def diff_command(
+    target: Target,
+    stat: Annotated[bool, typer.Option("--stat", help="Only the number of changed lines per file.")] = False,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the diff to a file.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="With the vendored runtime.")] = False,
+) -> None:
+    """Show what the patch changed, as git shows it."""
+    from leangrpo_tools import show
+
+    with show.outcome(None):
+        from leangrpo_tools.diff import diff
+        from leangrpo_tools.names import folder_of
+
+        colour = output is None and show.on_terminal()
+        show.differs(diff(folder_of(target), stat=stat, colour=colour, everything=everything), output)
+
+
+def revert_command(target: Target, json: Json = None) -> None:
+    """Undo the patch: every byte, mode and HEAD."""
+    from leangrpo_tools import show
+
+    with show.outcome(json) as out:
+        from leangrpo_tools.names import folder_of
+        from leangrpo_tools.revert import revert
+
+        out.done(revert(folder_of(target)), show.reverted)
+
+
+def verify_command(
+    name: Name,
+    script: Annotated[str, typer.Option(metavar="S", help="The training script to rehearse.")],
+    tree: Annotated[Path | None, typer.Option(metavar="DEST", help="A patched tree; default: a fresh one.")] = None,
+    source: Source = None,
+    schedule: Annotated[str, typer.Option(help="retain, or recompute (upstream's own behaviour).")] = "retain",
+    ranks: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    updates: Annotated[int, typer.Option(min=1, help="Optimizer updates to compare.")] = 2,
+    updates_per_rollout: Annotated[int, typer.Option(min=1, help="Optimizer updates per rollout.")] = 1,
+    precision: Annotated[str, typer.Option(help="fp32 or bf16 (autocast).")] = "fp32",
+    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="With activation checkpointing.")] = False,
+    ema: Annotated[bool, typer.Option("--ema", help="With an average of the weights.")] = False,
+    json: Json = None,
+) -> None:
+    """Run upstream's own script on CPU, unpatched and patched, and compare every update."""
+    from leangrpo_tools import show
+
+    with show.outcome(json) as out:
+        from leangrpo_tools.rehearsal import verify
+
+        report = verify(
+            name,
+            script=script,
+            tree=tree,
+            source=source,
+            schedule=schedule,
+            ranks=ranks,
+            updates=updates,
+            updates_per_rollout=updates_per_rollout,
+            precision=precision,
+            checkpointing=checkpointing,
+            ema=ema,
+        )
+        out.done(report, show.rehearsed)
+
+
+def plan_command(
+    name: Name,
+    launch: Annotated[Path, typer.Option(metavar="FILE", help="Upstream's launch script; it is read, never run.")],
+    ranks: Annotated[int | None, typer.Option(min=1, help="World size, instead of the file's.")] = None,
+    json: Json = None,
+) -> None:
+    """Say what a launch file would gain, before anything is patched."""
+    from leangrpo_tools import show
+
+    with show.outcome(json) as out:
+        from leangrpo_tools.plan import plan
+
+        out.done(plan(name, launch, ranks), show.planned)
+
+
+def list_command(json: Json = None) -> None:
+    """List the upstreams and their scripts."""
+    from leangrpo_tools import show
+
+    with show.outcome(json) as out:
+        from leangrpo_tools.status import listing
+
+        out.done(listing(), show.listed)
+
+
+def status_command(
+    target: Annotated[str, typer.Argument(metavar="NAME|DEST", help="A folder; default: the current one.")] = ".",
+    json: Json = None,
+) -> None:
+    """Say whether a folder is patched, by which version, and what was edited since."""
+    from leangrpo_tools import show
+
+    with show.outcome(json) as out:
+        from leangrpo_tools.names import folder_of
+        from leangrpo_tools.status import status
+
+        out.done(status(folder_of(target)), show.state)
+
+
+COMMANDS = {
+    "apply": apply_command,
+    "diff": diff_command,
+    "revert": revert_command,
+    "verify": verify_command,
+    "list": list_command,
+    "status": status_command,
+    "plan": plan_command,
+}
+
+
+def umbrella() -> typer.Typer:
+    """``leangrpo`` with every verb."""
+    app = typer.Typer(**APP, **SETTINGS, no_args_is_help=True, help="Patch diffusion-RL training repositories.")
+    for verb, command in COMMANDS.items():
+        app.command(verb, **SETTINGS)(command)
+    return app
+
+
+def _alone(verb: str) -> None:
+    app = typer.Typer(**APP)
+    app.command(**SETTINGS)(COMMANDS[verb])
+    app()
+
+
+def leangrpo() -> None:
+    """Entry point."""
+    umbrella()()
+
+
+def apply_patch() -> None:
+    """Entry point."""
+    _alone("apply")
+
+
+def diff_patch() -> None:
+    """Entry point."""
+    _alone("diff")
+
+
+def revert_patch() -> None:
+    """Entry point."""
+    _alone("revert")
+
+
+def verify_patch() -> None:
+    """Entry point."""
+    _alone("verify")

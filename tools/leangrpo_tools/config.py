@@ -1,0 +1,15 @@
+"""``.leangrpo/config.yaml`` as a new patch leaves it: every setting, commented out."""
+
+DEFAULTS = """\
+# Settings of the patched run, `name: value`. A LEANGRPO_* environment variable of the same name wins.
+# Delete the leading `# ` to change one.
+
+# retain: keep the rollout's graphs for the first update; recompute: do exactly what upstream does (the off switch)
+# schedule: retain
+
+# how many gigabytes of kept graphs a rank may hold: unlimited, or a number
+# budget_gb: unlimited
+
+# compare the whole gradient with a native recomputation: first, off, or every:N windows
+# audit: first
+"""

@@ -1,0 +1,54 @@
+"""Folders of the kit's own: written with clear errors, removed whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from leangrpo_tools.errors import KitError
+
+
+@contextmanager
+def guard_disk(folder: Path) -> Iterator[None]:
+    """Turn "disk full" and "may not write" into their errors."""
+    try:
+        yield
+    except OSError as err:
+        if err.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_full(folder) from err
+        raise KitError("LG112", f"{err.filename or folder}: {err.strerror}", fix=f"ls -ld {folder}") from err
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold a lock file, waiting for another run that has it. The system drops the lock of a killed run."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def disk_full(folder: Path) -> KitError:
+    """The error for a full disk."""
+    return KitError(
+        "LG106", f"no space left below {folder}", cause="the disk or a quota is full", fix=f"df -h {folder}"
+    )
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder of our own, git's read-only files included."""
+    for base, _, names in os.walk(folder):
+        for item in (base, *(os.path.join(base, name) for name in names)):
+            if not os.path.islink(item):
+                os.chmod(item, os.stat(item).st_mode | stat.S_IWUSR)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,236 @@
+"""Bring a pinned upstream onto this machine: into the cache once, and from there into checkouts.
+
+The cache holds one bare repository per upstream with the pinned commit, its trees and every file a checkout needs, so
+that later runs need neither network nor ``--source``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from leangrpo_tools import data
+from leangrpo_tools.disk import exclusive, guard_disk, remove_tree
+from leangrpo_tools.errors import KitError
+from leangrpo_tools.gitcmd import BASE_REF, WHO, Git, GitFailed
+from leangrpo_tools.lock import EmbeddedEntry, GitEntry, content_hash, files_of
+from leangrpo_tools.progress import Progress
+from leangrpo_tools.sources import failure, is_local, usable
+
+UPLOAD_PACK = "git -c uploadpack.allowFilter=true -c uploadpack.allowAnySHA1InWant=true upload-pack"
+
+
+def checkout(name: str, entry: GitEntry | EmbeddedEntry, dest: Path, source: str | None = None) -> None:
+    """Make a clean checkout of ``entry`` in ``dest``, which must be absent or empty.
+
+    It is built beside ``dest`` and renamed, so ``dest`` is complete or untouched. HEAD is detached at the pin and
+    ``refs/leangrpo/base`` marks it. Raises the LG1xx errors.
+    """
+    if dest.is_symlink() or (dest.exists() and (not dest.is_dir() or any(dest.iterdir()))):
+        raise KitError(
+            "LG103",
+            f"{dest} exists and is not empty",
+            cause="it is no checkout made by this kit",
+            fix=f"choose another DEST, or patch a checkout of your own with --tree {dest}",
+        )
+    with guard_disk(dest.parent):
+        dest.parent.mkdir(parents=True, exist_ok=True)
+        temp = _part(dest)
+        try:
+            if isinstance(entry, GitEntry):
+                _from_cache(name, entry, temp, source)
+            else:
+                _from_kit(name, entry, temp)
+            if dest.exists():
+                dest.rmdir()
+            temp.rename(dest)
+        finally:
+            remove_tree(temp)
+
+
+def _part(dest: Path) -> Path:
+    """An empty folder beside ``dest`` to build it in; what killed runs left there is removed."""
+    for left in dest.parent.glob(f".{dest.name}.*.part"):
+        pid = left.name.split(".")[-2]
+        if not pid.isdigit() or not _runs(int(pid)):
+            remove_tree(left)
+    temp = dest.parent / f".{dest.name}.{os.getpid()}.part"
+    remove_tree(temp)
+    temp.mkdir()
+    return temp
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return pid != os.getpid()
+
+
+def cached(name: str, entry: GitEntry) -> bool:
+    """Whether a checkout of ``entry`` needs no source."""
+    return _stamp(_cache(name), entry).is_file()
+
+
+def _cache(name: str) -> Path:
+    return data.cache_dir() / "upstreams" / f"{name}.git"
+
+
+def _stamp(repo: Path, entry: GitEntry) -> Path:
+    """Present in the cache once everything that ``entry`` needs is there."""
+    key = hashlib.sha256("\n".join([entry.commit, *sorted(entry.exclude)]).encode()).hexdigest()[:16]
+    return repo / f"leangrpo-complete-{key}"
+
+
+def _from_cache(name: str, entry: GitEntry, folder: Path, source: str | None) -> None:
+    repo = _cache(name)
+    fresh = not cached(name, entry)
+    if fresh:
+        with exclusive(repo.with_suffix(".lock")):
+            if not cached(name, entry):
+                fill_cache(name, entry, source)
+    try:
+        _build(repo, entry, folder)
+    except GitFailed as err:
+        # Objects lost or damaged since the cache was filled: fetch once more.
+        if fresh:
+            raise failure(err, source or entry.url, entry) from err
+        remove_tree(repo)
+        remove_tree(folder)
+        folder.mkdir()
+        fill_cache(name, entry, source)
+        try:
+            _build(repo, entry, folder)
+        except GitFailed as again:
+            raise failure(again, source or entry.url, entry) from again
+
+
+def fill_cache(name: str, entry: GitEntry, source: str | None = None) -> None:
+    """Fetch the pinned commit and the files a checkout needs into the cache, and check both hashes."""
+    url = usable(source or entry.url)
+    repo = _cache(name)
+    with guard_disk(data.cache_dir()):
+        repo.mkdir(parents=True, exist_ok=True)
+        git = Git(repo)
+        try:
+            if not (repo / "HEAD").is_file():
+                git.run("init", "--quiet", "--bare", "--template=", ".")
+            for key, value in (
+                ("remote.origin.url", url),
+                ("remote.origin.promisor", "true"),
+                ("remote.origin.partialclonefilter", "blob:none"),
+                ("http.lowSpeedLimit", "1000"),
+                ("http.lowSpeedTime", "30"),
+            ):
+                git.run("config", key, value)
+            if is_local(url):
+                # A local source is a bare folder of objects: it allows neither filters nor bare commit ids by itself.
+                git.run("config", "remote.origin.uploadpack", UPLOAD_PACK)
+            else:
+                git.run("config", "--unset-all", "remote.origin.uploadpack", ok=(0, 5))
+            with Progress(f"fetching {name}") as progress:
+                known = ["--no-tags", "--no-write-fetch-head", "--progress", "--filter=blob:none", "origin"]
+                git.follow("fetch", "--depth=1", *known, entry.commit, stdin=None, on_line=progress.git_line)
+                _check_hashes(git, entry)
+                wanted = "\n".join(_blobs(git, entry)) + "\n"
+                git.follow(
+                    "-c", "fetch.negotiationAlgorithm=noop", "fetch", *known, "--stdin",
+                    stdin=wanted.encode(), on_line=progress.git_line,
+                )  # fmt: skip
+        except GitFailed as err:
+            # Once the commit is here, an object that the source does not know is a file.
+            raise failure(err, url, entry, has_commit=_has(git, entry.commit)) from err
+        _stamp(repo, entry).touch()
+
+
+def _check_hashes(git: Git, entry: GitEntry) -> None:
+    kind = git.maybe("cat-file", "-t", entry.commit)
+    tree = git.maybe("rev-parse", "--verify", f"{entry.commit}^{{tree}}")
+    if kind != "commit" or tree != entry.tree:
+        raise KitError(
+            "LG108",
+            f"the source has {kind or 'nothing'} {entry.commit} with tree {tree}, the lock says commit with tree "
+            f"{entry.tree}",
+            cause="the lock file was edited, or an object of the source is damaged",
+            fix="restore upstreams.lock, or use another --source",
+        )
+
+
+def _blobs(git: Git, entry: GitEntry) -> list[str]:
+    found: set[str] = set()
+    for line in git.run("ls-tree", "-r", "-z", entry.commit).decode("utf-8", "surrogateescape").split("\0"):
+        if line:
+            head, path = line.split("\t", 1)
+            _, kind, oid = head.split(" ")
+            if kind == "blob" and not entry.excluded(path):
+                found.add(oid)
+    return sorted(found)
+
+
+def _build(repo: Path, entry: GitEntry, folder: Path) -> None:
+    """A repository in ``folder`` with the cache's objects, checked out sparsely at the pin."""
+    git = Git(folder, isolated=True)
+    git.run("init", "--quiet", "--template=", ".")
+    shutil.copytree(repo / "objects", folder / ".git" / "objects", dirs_exist_ok=True)
+    if (repo / "shallow").is_file():
+        shutil.copyfile(repo / "shallow", folder / ".git" / "shallow")
+    for key, value in (
+        ("remote.origin.url", entry.url),
+        ("remote.origin.fetch", "+refs/heads/*:refs/remotes/origin/*"),
+        ("remote.origin.promisor", "true"),
+        ("remote.origin.partialclonefilter", "blob:none"),
+        ("core.autocrlf", "false"),
+    ):
+        git.run("config", key, value)
+    (folder / ".git" / "info").mkdir(exist_ok=True)
+    if entry.exclude:
+        patterns = "".join(f"!/{path}\n" for path in entry.exclude)
+        (folder / ".git" / "info" / "sparse-checkout").write_text("/*\n" + patterns, encoding="utf-8")
+        git.run("config", "core.sparseCheckout", "true")
+        git.run("config", "core.sparseCheckoutCone", "false")
+    git.run("checkout", "--quiet", "--detach", entry.commit)
+    if git.text("rev-parse", "HEAD^{tree}") != entry.tree:
+        raise GitFailed(("checkout",), 1, "wrong tree after the checkout")
+    _mark(git, entry.commit)
+
+
+def _from_kit(name: str, entry: EmbeddedEntry, folder: Path) -> None:
+    """Copy an embedded tree and commit it as the base."""
+    root = data.data_root() / entry.path
+    now = content_hash(root) if root.is_dir() else None
+    if now != entry.sha256:
+        raise KitError(
+            "LG108",
+            f"the embedded tree of {name} has the hash {now}, the lock says {entry.sha256}",
+            cause="files under " + entry.path + " were changed",
+            fix="reinstall the kit; after a deliberate change: python -m leangrpo_tools.lock --write",
+        )
+    for item in files_of(root):
+        target = folder / item.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(item, target)
+        target.chmod(0o755 if item.suffix == ".sh" else 0o644)
+    git = Git(folder, isolated=True)
+    git.run("init", "--quiet", "--template=", ".")
+    git.run("config", "core.autocrlf", "false")
+    git.run("add", "--all", "--force")
+    tree = git.text("write-tree")
+    commit = git.text("commit-tree", tree, "-m", f"{name}, as shipped with leangrpo-kit", env=WHO)
+    git.run("update-ref", "--no-deref", "HEAD", commit)
+    (folder / ".git" / "info").mkdir(exist_ok=True)
+    _mark(git, commit)
+
+
+def _mark(git: Git, commit: str) -> None:
+    """Remember that the kit made this checkout, and at which commit."""
+    git.run("update-ref", BASE_REF, commit)
+    git.run("config", "leangrpo.checkout", commit)
+
+
+def _has(git: Git, commit: str) -> bool:
+    return git.maybe("rev-parse", "--verify", "--quiet", f"{commit}^{{tree}}") is not None

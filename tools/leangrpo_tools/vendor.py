@@ -1,0 +1,20 @@
+"""The runtime as it goes into a patched tree."""
+
+from __future__ import annotations
+
+from leangrpo_tools import __version__, data
+from leangrpo_tools.tree import Content
+
+MARKER = "VENDORED.txt"
+
+
+def files(folder: str) -> dict[str, Content]:
+    """The Python files of the runtime and a marker, by their path in the tree."""
+    root = data.core_path()
+    found = {
+        f"{folder}/{item.relative_to(root).as_posix()}": Content(item.read_bytes(), 0o644)
+        for item in sorted(root.rglob("*.py"))
+        if "__pycache__" not in item.parts
+    }
+    text = f"leangrpo-kit {__version__}\nCopied here by apply-patch; revert-patch removes it. Do not edit.\n"
+    return {**found, f"{folder}/{MARKER}": Content(text.encode(), 0o644)}
