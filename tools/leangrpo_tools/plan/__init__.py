@@ -1,0 +1,112 @@
+"""`leangrpo plan`: what a launch file would gain, from its text alone, before anything is patched or run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from leangrpo_tools import lock
+from leangrpo_tools.errors import KitError
+from leangrpo_tools.plan import facts, launch, options
+from leangrpo_tools.plan.cost import Rollout, backward_cost
+from leangrpo_tools.plan.report import Change, PlanReport
+from leangrpo_tools.recipe import load as load_recipe
+
+__all__ = ["PlanReport", "plan"]
+
+
+def plan(name: str, launch_file: Path, ranks: int | None = None) -> PlanReport:
+    """Read upstream's launch file and predict what the patch changes.
+
+    Args:
+        name: the upstream, in any case.
+        launch_file: upstream's own launch script. It is read, never run.
+        ranks: world size, where the file leaves it open, or to ask about another one.
+
+    Raises:
+        KitError: LG102 unknown upstream; LG501, LG502 the launch file; LG503 ranks not known; LG504 a flag's value;
+            LG505 no update would ever be made; LG506 not plannable.
+    """
+    upstream = lock.load().find(name)
+    known = facts.load(upstream)
+    training = launch.find_training(launch_file, {name: script.program for name, script in known.scripts.items()})
+    script = known.scripts[training.script]
+    if script.unreadable:
+        what = f"{upstream} {training.script} cannot be planned from a launch file: {script.unreadable}"
+        raise KitError("LG506", what, fix="plan one of the other scripts")
+    if ranks is not None and ranks < 1:
+        raise KitError("LG503", f"--ranks is {ranks}", fix="give the number of processes, 1 or more")
+    world = ranks or launch.ranks(training)
+    source = options.find_program(launch_file, script.program)
+    declared = options.read_options(source.read_text(encoding="utf-8", errors="replace")) if source else None
+    values = launch.FlagValues(training, declared, known.defaults)
+    size, checkpointed = _size(script, known.flags_of(script), values)
+    return PlanReport(
+        upstream=upstream,
+        script=training.script,
+        launch=str(launch_file),
+        line=training.line,
+        patched=training.script in load_recipe(upstream).scripts,
+        ranks=world,
+        rollout=size,
+        training=script.training,
+        checkpointed=checkpointed,
+        leftover=script.leftover,
+        defaults=values.defaulted,
+        defaults_from=str(source) if declared is not None else "the kit's table for the pinned commit",
+        notes=_notes(script, training, values),
+        changes=_changes(known.flags_of(script), size, script, checkpointed),
+    )
+
+
+def _size(script: facts.ScriptFacts, flags: facts.Flags, values: launch.FlagValues) -> tuple[Rollout, float]:
+    """The rollout's size and the share of checkpointed blocks. Raises LG504, LG505."""
+    prompts = values.whole(flags.prompts)
+    grouped = flags.grouped is None or values.switch(flags.grouped)
+    generations = values.whole(flags.generations) if grouped else 1
+    samples = prompts * generations
+    trained = min(values.whole(flags.selected), samples) if flags.selected else samples
+    steps, fraction = values.whole(flags.steps), values.number(flags.fraction)
+    trained_steps = int((steps - 1) * fraction)
+    accumulation = values.whole(flags.accumulation)
+    share = 1.0 if script.always_checkpointed or values.switch(flags.checkpointing) else 0.0
+    if share and flags.checkpointed_share:
+        share = min(max(values.number(flags.checkpointed_share), 0.0), 1.0)
+    if not 0 < fraction <= 1 or trained_steps < 1:
+        what = f"--{flags.fraction} {fraction:g} of {steps - 1} steps trains {trained_steps} steps"
+        raise KitError("LG505", what, fix=f"use at least 2 steps and a --{flags.fraction} above 0, at most 1")
+    if accumulation > trained:
+        what = f"--{flags.accumulation} {accumulation} exceeds the {trained} samples of a rollout: no update is made"
+        raise KitError("LG505", what, fix=f"use --{flags.accumulation} {trained} or less")
+    if trained % accumulation and script.leftover == "refused":
+        what = f"--{flags.accumulation} {accumulation} does not divide the {trained} samples of a rollout"
+        raise KitError("LG505", what, cause="upstream refuses to start so", fix=f"use a divisor of {trained}")
+    cost = backward_cost(script.training, share)
+    return Rollout(samples, trained, steps, trained_steps, accumulation, cost, script.no_replay is None), share
+
+
+def _notes(script: facts.ScriptFacts, training: launch.Training, values: launch.FlagValues) -> list[str]:
+    notes = [*training.notes, *script.notes]
+    if script.no_replay:
+        notes.append(f"nothing can be replayed: {script.no_replay}")
+    if values.unresolved:
+        notes.append(f"flags hidden in {', '.join(values.unresolved)} are not known and not counted")
+    return notes
+
+
+def _changes(flags: facts.Flags, size: Rollout, script: facts.ScriptFacts, checkpointed: float) -> list[Change]:
+    """Upstream's flags that would change the ratio."""
+    if not size.replayable:
+        return []
+    changes = []
+    if size.accumulation != size.trained:
+        meaning = (
+            f"one update per rollout instead of {size.updates}, so all of it is free of recomputation and "
+            f"{size.trained * size.trained_steps} graphs are held. This changes training: fewer and larger updates"
+        )
+        ratio = size.with_accumulation(size.trained).ratio
+        changes.append(Change(f"--{flags.accumulation} {size.trained}", meaning, ratio))
+    if checkpointed and flags.checkpointing and not script.always_checkpointed:
+        meaning = "the same numbers and a cheaper backward, but every graph held keeps all its activations"
+        ratio = size.with_backward(backward_cost(script.training, 0.0)).ratio
+        changes.append(Change(f"without --{flags.checkpointing}", meaning, ratio))
+    return changes
