@@ -10,7 +10,6 @@ from leangrpo_tools import data, yamlfile
 from leangrpo_tools.errors import KitError
 
 
-
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
