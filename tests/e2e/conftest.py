@@ -1,0 +1,39 @@
+"""A kit whose DanceGRPO is a toy repository, with a cache of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support import toytree
+
+from leangrpo_tools import data
+
+
+@dataclass
+class Kit:
+    """Where things are in a test."""
+
+    root: Path
+    upstream: Path
+    work: Path
+
+
+@pytest.fixture
+def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kit:
+    upstream = toytree.make_upstream(tmp_path / "upstream")
+    root = toytree.make_kit(tmp_path / "kit", upstream)
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.setattr(data, "data_root", lambda: root)
+    monkeypatch.setenv("LEANGRPO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(work)
+    return Kit(root, upstream, work)
+
+
+@pytest.fixture
+def clone(kit: Kit) -> Path:
+    """A user's own checkout of the toy upstream, on a branch."""
+    toytree.git(kit.work, "clone", "-q", str(kit.upstream), "mine")
+    return kit.work / "mine"

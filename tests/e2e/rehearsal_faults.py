@@ -1,0 +1,97 @@
+"""Faults that tests put into single ranks of a rehearsal; each takes the rank's `Context` before the script starts."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from typing import Any
+
+import torch
+
+from leangrpo_tools.rehearsal.base import Context
+
+
+def other_inputs(context: Context) -> None:
+    """The update sees other image ids than the rollout did, in one of its calls (`args["call"]`)."""
+    squeeze, calls = torch.Tensor.squeeze, 0
+
+    def changed(tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+        nonlocal calls
+        out = squeeze(tensor, *args)
+        # Upstream's update squeezes the image ids, [1, tokens, 3], before each network call.
+        if (
+            torch.is_grad_enabled()
+            and args == (0,)
+            and tensor.shape[0] == 1
+            and tensor.ndim == 3
+            and tensor.shape[2] == 3
+        ):
+            calls += 1
+            if calls == context.args["call"]:
+                return out + 1
+        return out
+
+    torch.Tensor.squeeze = changed  # type: ignore[assignment, method-assign]
+
+
+def advantages(context: Context) -> None:
+    """Every advantage of the rank becomes `args["value"]`, or NaN without one."""
+    clamp = torch.clamp
+
+    def replaced(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        out = clamp(tensor, *args, **kwargs)
+        if args == (-5.0, 5.0) and not tensor.requires_grad:
+            return torch.full_like(out, context.args.get("value", math.nan))
+        return out
+
+    torch.clamp = replaced  # type: ignore[assignment]
+
+
+def lower_budget(context: Context) -> None:
+    """The runtime of this rank works with `args["bytes"]`, while all ranks agree on the settings."""
+
+    def lower(module: Any) -> None:
+        keep = module.keep
+
+        @functools.wraps(keep)
+        def poorer(*args: Any, **kwargs: Any) -> Any:
+            kwargs["budget"] = context.args["bytes"]
+            return keep(*args, **kwargs)
+
+        module.keep = poorer
+
+    context.after_import("_leangrpo.keep", lower)
+
+
+def sleep(context: Context) -> None:
+    """The rank stops for good at the first clipping."""
+    clamp = torch.clamp
+
+    def asleep(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if args == (-5.0, 5.0):
+            time.sleep(3600)
+        return clamp(tensor, *args, **kwargs)
+
+    torch.clamp = asleep  # type: ignore[assignment]
+
+
+def skewed_gradient(context: Context) -> None:
+    """One entry of one gradient is wrong by one part in a hundred thousand."""
+    from diffusers import FluxTransformer2DModel
+
+    init = FluxTransformer2DModel.__init__
+
+    @functools.wraps(init)
+    def hooked(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self.proj_out.register_full_backward_hook(lambda module, grad_in, grad_out: (grad_in[0] * (1 + 1e-5),))
+
+    FluxTransformer2DModel.__init__ = hooked  # type: ignore[method-assign]
+
+
+def missing_module(context: Context) -> None:
+    """The script's next import fails."""
+    import sys
+
+    sys.modules["accelerate.utils"] = None  # type: ignore[assignment]

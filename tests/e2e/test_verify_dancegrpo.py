@@ -1,0 +1,182 @@
+"""DanceGRPO's own scripts, patched against unpatched: what the main job promises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leangrpo_tools import fetch, lock
+from leangrpo_tools.apply import apply
+from leangrpo_tools.errors import KitError
+from leangrpo_tools.rehearsal import trees, verify
+from leangrpo_tools.rehearsal.base import Config
+from leangrpo_tools.rehearsal.rehearse import rehearse
+from leangrpo_tools.rehearsal.report import Report
+from leangrpo_tools.rehearsal.runs import Injection
+from leangrpo_tools.rehearsal.session import Session
+
+pytestmark = [pytest.mark.upstream, pytest.mark.slow]
+FAULTS = Path(__file__).with_name("rehearsal_faults.py")
+GRAPH = 143568
+"""Bytes of one kept graph of the tiny FLUX, fp32 without checkpointing; the budget tests only need its order."""
+
+
+class Bench:
+    """A patched checkout and the fork server all tests share."""
+
+    def __init__(self, folder: Path, session: Session) -> None:
+        self.session = session
+        self.root = folder / "checkout"
+        apply("DanceGRPO", self.root)
+        self.trees = {name: trees.export(self.root, folder / name, name) for name in ("flux", "wan_2_1")}
+
+    def rehearse(self, script: str, *inject: Injection, timeout_s: float = 60, **config: Any) -> Report:
+        """One rehearsal; native runs of the same size are shared between the tests."""
+        found = self.trees[script]
+        return rehearse(
+            found.rehearsal, found.native, found.patched, Config(**config), session=self.session,
+            inject=inject, timeout_s=timeout_s,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    locked = lock.load()
+    entry = locked.upstreams[locked.find("DanceGRPO")]
+    assert isinstance(entry, lock.GitEntry)
+    if not fetch.cached("DanceGRPO", entry):
+        pytest.skip("DanceGRPO is not in the cache; run once: apply-patch DanceGRPO /tmp/dance [--source URL|PATH]")
+    folder = tmp_path_factory.mktemp("bench")
+    with Session(folder / "runs") as session:
+        yield Bench(folder, session)
+
+
+def fault(name: str, *variants: str, rank: int = 1, **args: Any) -> Injection:
+    return Injection(f"{FAULTS}:{name}", (rank,), variants or ("patched", "control"), args)
+
+
+ALL = ("native", "native-again", "patched", "control")
+
+
+def assert_ok(report: Report) -> None:
+    assert report.ok, report.render()
+
+
+@pytest.mark.parametrize("per_rollout", [1, 2])
+@pytest.mark.parametrize(
+    ("precision", "checkpointing", "ema"), [("bf16", False, False), ("bf16", True, True), ("fp32", False, True)]
+)
+def test_flux_on_one_rank_is_bitwise(
+    bench: Bench, precision: str, checkpointing: bool, ema: bool, per_rollout: int
+) -> None:
+    report = bench.rehearse(
+        "flux", precision=precision, checkpointing=checkpointing, ema=ema, updates=4, updates_per_rollout=per_rollout
+    )
+    assert_ok(report)
+    assert report.bound.bitwise and report.floor_bitwise and len(report.updates) == 4
+    rollouts = report.config.rollouts
+    assert (report.forwards["native"].no_grad, report.forwards["native"].grad) == ([24 * rollouts], [12 * rollouts])
+    kept = 12 // per_rollout
+    assert report.forwards["patched"].no_grad == [(24 - kept) * rollouts]
+    assert report.forwards["patched"].grad == [12 * rollouts]
+    assert [window["kept"] for window in report.windows[0]] == [kept] * rollouts
+
+
+@pytest.mark.parametrize(("precision", "per_rollout"), [("fp32", 1), ("bf16", 2)])
+def test_flux_on_two_ranks(bench: Bench, precision: str, per_rollout: int) -> None:
+    report = bench.rehearse("flux", ranks=2, precision=precision, updates=2, updates_per_rollout=per_rollout)
+    assert_ok(report)
+    assert all(update.grad_rel_l2 <= 1e-6 for update in report.updates)
+    if per_rollout == 1:  # six units, twelve backwards natively, one jointly
+        assert report.collectives["native"]["reduce_scatter"] == 2 * 72
+        assert report.collectives["patched"]["reduce_scatter"] == 2 * 6
+
+
+@pytest.mark.parametrize("graphs", [0, 1, 6])
+def test_flux_on_two_ranks_keeps_what_the_budget_allows(bench: Bench, graphs: int) -> None:
+    report = bench.rehearse("flux", ranks=2, updates=2, budget_gb=f"{(graphs + 0.5 * bool(graphs)) * GRAPH / 1e9:.9f}")
+    assert_ok(report)
+    first, second = zip(*report.windows, strict=True)
+    assert len({window["replayed"] for window in first}) == 1  # the size of a graph is being learnt, yet ranks agree
+    assert [(window["kept"], window["replayed"]) for window in second] == [(graphs, graphs)] * 2
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_wan_is_bitwise_on_every_rank(bench: Bench, ranks: int, precision: str) -> None:
+    report = bench.rehearse("wan_2_1", ranks=ranks, precision=precision, updates=2, checkpointing=ranks == 1)
+    assert_ok(report)
+    assert report.bound.bitwise
+    assert report.forwards["native"].no_grad == [48] * ranks
+    assert report.forwards["patched"].no_grad == [24] * ranks
+    assert report.collectives["patched"].get("reduce_scatter", 0) == 0
+
+
+@pytest.mark.parametrize(("script", "ranks"), [("flux", 1), ("flux", 2), ("wan_2_1", 2)])
+def test_recompute_is_bitwise_upstream(bench: Bench, script: str, ranks: int) -> None:
+    report = bench.rehearse(script, ranks=ranks, updates=2, schedule="recompute")
+    assert_ok(report)
+    assert report.bound.bitwise
+    assert report.forwards["patched"] == report.forwards["native"]
+    assert report.collectives["patched"] == report.collectives["native"]
+    assert report.peak_held_bytes == 0
+
+
+@pytest.mark.parametrize("call", [1, 7])
+def test_other_inputs_on_one_rank_are_recomputed_on_both(bench: Bench, call: int) -> None:
+    report = bench.rehearse("flux", fault("other_inputs", *ALL, call=call), ranks=2, updates=1)
+    assert_ok(report)
+    assert all(windows[0]["recomputed"] > 0 for windows in report.windows), report.windows
+
+
+def test_a_lower_budget_on_one_rank_is_agreed_on(bench: Bench) -> None:
+    report = bench.rehearse("flux", fault("lower_budget", bytes=3.5 * GRAPH), ranks=2, updates=2)
+    assert_ok(report)
+    replayed = [[window["replayed"] for window in windows] for windows in report.windows]
+    assert replayed[0] == replayed[1] and max(replayed[0]) <= 3
+
+
+def test_a_rank_whose_advantages_are_all_zero(bench: Bench) -> None:
+    report = bench.rehearse("flux", fault("advantages", *ALL, value=0.0), ranks=2, updates=1)
+    assert_ok(report)
+
+
+def test_nan_on_one_rank_is_a_failure_and_no_hang(bench: Bench) -> None:
+    report = bench.rehearse("flux", fault("advantages"), ranks=2, updates=1)
+    assert report.exit_code == 1
+    assert report.failures or not report.updates[0].finite
+
+
+def test_a_small_error_is_found_and_named(bench: Bench) -> None:
+    report = bench.rehearse("flux", fault("skewed_gradient", rank=0), updates=1, precision="fp32")
+    assert report.exit_code == 1 and report.control_caught
+    assert "update 0" in report.problems[0] and "worst: gradient of" in report.problems[0]
+
+
+def test_a_hanging_rank_is_ended_and_named(bench: Bench) -> None:
+    report = bench.rehearse("flux", fault("sleep"), ranks=2, updates=1, timeout_s=6)
+    assert report.exit_code == 1
+    assert "rank 1 hung" in report.failures[0] and "in asleep" in report.failures[0]
+
+
+def test_a_script_that_does_not_start_is_no_mismatch(bench: Bench) -> None:
+    with pytest.raises(KitError) as caught:
+        bench.rehearse("flux", fault("missing_module", *ALL, rank=0), updates=1)
+    assert caught.value.code == "LG401" and caught.value.exit_code == 3
+    assert "accelerate" in caught.value.what
+
+
+def test_verify_of_a_patched_tree_leaves_it_alone(bench: Bench) -> None:
+    def listing() -> dict[str, int]:
+        files = (file for file in bench.root.rglob("*") if file.is_file() and ".git" not in file.parts)
+        return {str(file): file.stat().st_mtime_ns for file in files}
+
+    before = listing()
+    report = verify("dancegrpo", script="wan_2_1", tree=bench.root, updates=1, session=bench.session)
+    assert_ok(report)
+    plain = report.to_json()
+    assert plain["ok"] and plain["control_caught"] and plain["updates"][0]["grad_rel_l2"] == 0.0
+    assert listing() == before

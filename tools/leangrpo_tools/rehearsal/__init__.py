@@ -1,0 +1,123 @@
+"""`verify-patch`: run upstream's own training script on CPU, unpatched and patched, and compare every update."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from leangrpo_tools.errors import KitError
+from leangrpo_tools.rehearsal.base import Config
+
+if TYPE_CHECKING:
+    from leangrpo_tools.rehearsal.report import Report
+    from leangrpo_tools.rehearsal.runs import Injection
+    from leangrpo_tools.rehearsal.session import Session
+
+TIMEOUT_S = 120.0
+SCHEDULES = ("retain", "recompute")
+PRECISIONS = ("fp32", "bf16")
+HELP = "verify-patch --help"
+
+
+def verify(
+    name: str,
+    *,
+    script: str,
+    tree: Path | str | None = None,
+    source: str | None = None,
+    schedule: str = "retain",
+    ranks: int = 1,
+    updates: int = 2,
+    updates_per_rollout: int = 1,
+    precision: str = "fp32",
+    checkpointing: bool = False,
+    ema: bool = False,
+    budget: str = "unlimited",
+    options: Sequence[tuple[str, str]] = (),
+    inject: Sequence[Injection] = (),
+    session: Session | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> Report:
+    """Rehearses one script of an upstream.
+
+    Args:
+        name: the upstream, in any case.
+        script: the script's name in the recipe.
+        tree: a patched checkout to rehearse; by default a fresh one, made from the cache or `source`.
+        schedule: the patched run's, `retain` or `recompute`.
+        ranks: processes.
+        updates: optimizer updates to compare.
+        updates_per_rollout: optimizer updates made with the samples of one rollout.
+        precision: `fp32` (autocast off) or `bf16` (autocast as upstream has it).
+        checkpointing: with activation checkpointing.
+        ema: with an average of the weights, where the script has one.
+        budget: the patched run's LEANGRPO_BUDGET_GB.
+        options: further options of the script's rehearsal, as (name, value).
+        inject: functions to run in chosen ranks before the script starts, for tests.
+        session: a fork server and native runs to share between rehearsals.
+        timeout_s: how long a rank may go without progress.
+
+    Raises LG401 when upstream's script cannot be run here, LG403 for a configuration it does not have.
+    """
+    _check(schedule, precision, budget)
+    config = Config(
+        ranks=ranks, updates=updates, updates_per_rollout=updates_per_rollout, precision=precision,
+        checkpointing=checkpointing, ema=ema, schedule=schedule, budget_gb=budget, options=tuple(options),
+    )  # fmt: skip
+    # torch comes with these; `--help` and usage errors do without.
+    from leangrpo_tools.rehearsal import session as sessions
+    from leangrpo_tools.rehearsal import trees
+    from leangrpo_tools.rehearsal.rehearse import rehearse
+
+    with contextlib.ExitStack() as stack:
+        shared = session or stack.enter_context(sessions.Session())
+        say = stack.enter_context(_progress())
+        folder = shared.folder()
+        if tree is None:
+            from leangrpo_tools.apply import apply
+
+            say(f"patching a fresh checkout of {name}")
+            root = folder / "checkout"
+            apply(name, root, source=source, scripts=[script])
+        else:
+            root = Path(tree)
+        found = trees.export(root, folder, script)
+        if found.upstream.lower() != name.lower():
+            raise KitError("LG310", f"{root} is patched for {found.upstream}, not {name}", fix="name that upstream")
+        try:
+            report = rehearse(
+                found.rehearsal, found.native, found.patched, config, session=shared, upstream=found.upstream,
+                inject=inject, timeout_s=timeout_s, say=say,
+            )  # fmt: skip
+        except KitError as error:
+            shared.keep |= error.code == "LG401"  # the message points into the logs
+            raise
+        shared.keep |= bool(report.failures)
+        return report
+
+
+def _check(schedule: str, precision: str, budget: str) -> None:
+    for name, value, allowed in (("schedule", schedule, SCHEDULES), ("precision", precision, PRECISIONS)):
+        if value not in allowed:
+            raise KitError("LG403", f"--{name} {value}", cause=f"allowed: {', '.join(allowed)}", fix=HELP)
+    try:
+        bad = budget != "unlimited" and not float(budget) >= 0
+    except ValueError:
+        bad = True
+    if bad:
+        raise KitError("LG403", f"--budget {budget}", cause="allowed: unlimited, or gigabytes", fix=HELP)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """A spinner with the current stage on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("rehearsing") as status:
+        yield lambda text: status.update(f"rehearsing: {text}")

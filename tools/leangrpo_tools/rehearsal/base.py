@@ -1,0 +1,163 @@
+"""What a training script's rehearsal has to provide.
+
+A module under `leangrpo_tools.rehearsal.scripts` defines one subclass of `Script` and binds an instance of it
+to the module name `SCRIPT`. The subclass is data plus three or four small methods; running, recording and comparing
+are done elsewhere. torch and diffusers may be imported inside the methods marked "in a child": those run in
+processes forked from a server that has imported `Script.preload` already. Module level must stay free of torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from leangrpo_tools.rehearsal.recorder import Recorder
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What is rehearsed: the size of the run and the variant of the training script.
+
+    `generations` samples of `steps` trajectory steps are drawn per rank and rollout, `fraction` of the first
+    `steps - 1` are trained, in `updates_per_rollout` optimizer updates of equally many samples.
+    """
+
+    ranks: int = 1
+    updates: int = 2
+    updates_per_rollout: int = 1
+    precision: str = "fp32"
+    checkpointing: bool = False
+    ema: bool = False
+    schedule: str = "retain"
+    budget_gb: str = "unlimited"
+    generations: int = 4
+    steps: int = 6
+    fraction: float = 0.6
+    seed: int = 42
+    options: tuple[tuple[str, str], ...] = ()
+    """Further options a single script understands, as (name, value); `Script.options` lists them."""
+
+    @property
+    def rollouts(self) -> int:
+        """Rollouts needed for `updates` optimizer updates (the last may be cut short)."""
+        return -(-self.updates // self.updates_per_rollout)
+
+    @property
+    def accumulation(self) -> int:
+        """Samples per rank that one optimizer update consumes."""
+        return self.generations // self.updates_per_rollout
+
+    @property
+    def trained(self) -> int:
+        """Trajectory steps trained per sample, counted as DanceGRPO counts them."""
+        return int((self.steps - 1) * self.fraction)
+
+    def option(self, name: str, default: str) -> str:
+        """The value of a script's own option."""
+        return dict(self.options).get(name, default)
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """How the script is started, on every rank: `argv` without the script's own path, and extra environment."""
+
+    argv: Sequence[str] = ()
+    env: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """What counts as a match: bitwise, or a relative L2 distance of the gradients before clipping."""
+
+    bitwise: bool
+    rel_l2: float
+
+    def describe(self) -> str:
+        """The bound in words, for the report."""
+        return "bitwise" if self.bitwise else f"relative L2 <= {self.rel_l2:g}"
+
+
+@dataclasses.dataclass
+class Context:
+    """What a rank's process knows just before the script starts; handed to hooks and injections."""
+
+    rank: int
+    world: int
+    variant: str
+    """native, native-again, patched or control."""
+    config: Config
+    workdir: Path
+    """The current directory of the script and what `Script.prepare` filled, shared by the ranks of one variant."""
+    tree: Path
+    recorder: Recorder
+    args: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Keyword arguments of the injection that is running."""
+
+    @property
+    def patched(self) -> bool:
+        """Whether this process runs the patched tree."""
+        return self.variant not in ("native", "native-again")
+
+    def after_import(self, name: str, hook: Callable[[Any], None]) -> None:
+        """Calls `hook(module)` as soon as a module whose dotted name is `name`, or ends in `.name`, was imported."""
+        from leangrpo_tools.rehearsal.importhook import after_import
+
+        after_import(name, hook)
+
+
+class Script:
+    """One training script's rehearsal. Subclass it, bind an instance to `SCRIPT`."""
+
+    name: str = ""
+    """As in the recipe and after `--script`."""
+    path: str = ""
+    """The script's file, relative to the tree's root. The root and the file's folder are put on sys.path."""
+    policy: tuple[str, ...] = ()
+    """Classes whose calls are counted as policy forwards, `module:Class`; only the outermost call counts."""
+    preload: tuple[str, ...] = ("torch",)
+    """What the fork server imports before it forks, `module` or `module:Attribute` for lazily loaded attributes."""
+    stubs: tuple[str, ...] = ()
+    """Top-level modules replaced by an empty stand-in where they are not installed."""
+    options: tuple[str, ...] = ()
+    """Names understood in `Config.options`."""
+    folders: tuple[str, ...] = ()
+    """Folders the script expects in its current directory."""
+    deterministic: bool = True
+    """Whether two native runs on one rank agree bitwise."""
+    synchronised: bool = True
+    """Whether upstream synchronises gradients between ranks (several ranks are then compared by relative L2)."""
+
+    def supports(self, config: Config) -> str | None:
+        """A reason why this configuration cannot be rehearsed, or None."""
+        return None
+
+    def prepare(self, workdir: Path, config: Config) -> None:
+        """In a child, once per variant: writes checkpoints and data under `workdir`. Same bytes for every variant."""
+
+    def launch(self, workdir: Path, config: Config) -> Launch:
+        """The command line and environment of the script. Native and patched get the same."""
+        return Launch()
+
+    def install(self, context: Context) -> None:
+        """In a child, last thing before the script starts: script-specific stand-ins (the reward, data loaders)."""
+
+    def flip_advantage(self, context: Context) -> None:
+        """In a child, control run only: makes one sample's advantage arrive in the loss with its sign flipped.
+
+        Called on rank 0, before the script starts. Wrap something the script calls; the tree is not edited.
+        """
+        raise NotImplementedError
+
+    def bound(self, config: Config) -> Bound:
+        """What counts as a match. A schedule that changes nothing, or one rank, must match bitwise."""
+        exact = config.schedule == "recompute" or not self.synchronised
+        if self.deterministic and (config.ranks == 1 or exact):
+            return Bound(bitwise=True, rel_l2=0.0)
+        return Bound(bitwise=False, rel_l2=1e-6)
+
+    def not_tested(self, config: Config) -> list[str]:
+        """Script-specific things this rehearsal says nothing about, added to the general list."""
+        return []

@@ -1,0 +1,162 @@
+"""The result of a rehearsal: what was compared, the verdict, and its JSON form."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from leangrpo_tools.rehearsal.base import Bound, Config
+from leangrpo_tools.rehearsal.compare import Update
+
+NOT_TESTED = (
+    "CUDA kernels and their rounding (everything ran on CPU)",
+    "torch.compile and CUDA graphs",
+    "NCCL, and more than one machine",
+    "your reward model, checkpoints and data",
+    "real sizes: memory, speed, long runs",
+)
+
+
+@dataclasses.dataclass
+class Counts:
+    """Policy forwards per rank, over the whole rehearsal."""
+
+    grad: list[int]
+    no_grad: list[int]
+
+
+@dataclasses.dataclass
+class Report:
+    """Everything a rehearsal found out. `ok` and `exit_code` are the verdict."""
+
+    upstream: str
+    script: str
+    config: Config
+    bound: Bound
+    updates: list[Update]
+    """Native against patched."""
+    floor: list[Update]
+    """Native against native, a second time."""
+    control: list[Update]
+    """Native against patched with one advantage's sign flipped."""
+    forwards: dict[str, Counts]
+    collectives: dict[str, dict[str, int]]
+    """Calls on rank 0 by kind, while training."""
+    seconds: dict[str, float]
+    peak_held_bytes: int
+    peak_rss_bytes: dict[str, int]
+    windows: list[list[dict[str, Any]]]
+    """What the runtime reported, per rank one entry per window."""
+    failures: list[str] = dataclasses.field(default_factory=list)
+    """Runs that ended badly, or made too few updates."""
+    tested: list[str] = dataclasses.field(default_factory=list)
+    not_tested: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    logs: str = ""
+
+    @property
+    def floor_bitwise(self) -> bool:
+        """Whether two native runs agree in every bit."""
+        return bool(self.floor) and all(u.grad_bitwise and u.weights_bitwise and u.rewards_equal for u in self.floor)
+
+    @property
+    def control_caught(self) -> bool:
+        """Whether the flipped advantage was seen as a mismatch, by far more than rounding."""
+        return any(
+            update.finite and not update.matches(self.bound) and update.grad_rel_l2 > max(1e-4, 10 * self.bound.rel_l2)
+            for update in self.control
+        )
+
+    @property
+    def mismatches(self) -> list[Update]:
+        """Updates outside the bound."""
+        return [update for update in self.updates if not update.matches(self.bound)]
+
+    @property
+    def problems(self) -> list[str]:
+        """Why the rehearsal is not ok, in words; empty if it is."""
+        found = list(self.failures)
+        if len(self.updates) < self.config.updates and not self.failures:
+            found.append(f"only {len(self.updates)} of {self.config.updates} updates could be compared")
+        found += [_describe(update, self.bound) for update in self.mismatches]
+        if any(not update.finite for update in self.floor):
+            found.append("upstream's own run has values that are not finite")
+        if not self.control_caught:
+            found.append("the negative control was not caught: a flipped advantage looked like a match")
+        return found
+
+    @property
+    def ok(self) -> bool:
+        """Whether patched and native training match, and the rehearsal would have noticed if not."""
+        return not self.problems
+
+    @property
+    def exit_code(self) -> int:
+        """0 match, 1 mismatch. What could not be rehearsed never becomes a report."""
+        return 0 if self.ok else 1
+
+    def render(self) -> str:
+        """The report as text, with colour if stdout is a terminal."""
+        from leangrpo_tools.rehearsal.render import render
+
+        return render(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; numbers that are not finite become null."""
+        forwards: dict[str, Any] = {name: dataclasses.asdict(counts) for name, counts in self.forwards.items()}
+        return {
+            "ok": self.ok,
+            "upstream": self.upstream,
+            "script": self.script,
+            "config": dataclasses.asdict(self.config) | {"options": dict(self.config.options)},
+            "bound": dataclasses.asdict(self.bound) | {"text": self.bound.describe()},
+            "problems": self.problems,
+            "updates": [_plain(update, self.bound) for update in self.updates],
+            "floor": {"bitwise": self.floor_bitwise, "updates": [_plain(update, None) for update in self.floor]},
+            "control_caught": self.control_caught,
+            "control": [_plain(update, None) for update in self.control],
+            "rollouts": self.config.rollouts,
+            "forwards": forwards,
+            "collectives": self.collectives,
+            "seconds": _finite(self.seconds),
+            "peak_held_bytes": self.peak_held_bytes,
+            "peak_rss_bytes": self.peak_rss_bytes,
+            "windows": self.windows,
+            "tested": self.tested,
+            "not_tested": self.not_tested,
+            "notes": self.notes,
+        }
+
+
+def _describe(update: Update, bound: Bound) -> str:
+    text = f"update {update.index} is not within the bound ({bound.describe()})"
+    if not update.finite:
+        text = f"update {update.index} holds values that are not finite"
+    elif not update.rewards_equal:
+        text = f"update {update.index}: the rewards differ, so the rollouts already did"
+    worst = update.worst
+    if worst is None:
+        return text
+    amount = ""
+    if not math.isinf(worst.rel_l2):
+        amount = f", relative L2 {worst.rel_l2:.3g}, largest difference {worst.max_abs:.3g}"
+    return f"{text}; worst: {worst.tensor} of {worst.parameter} on rank {worst.rank} ({worst.why}{amount})"
+
+
+def _plain(update: Update, bound: Bound | None) -> dict[str, Any]:
+    plain = dataclasses.asdict(update)
+    plain["seconds"] = {"native": update.seconds[0], "patched": update.seconds[1]}
+    if bound is not None:
+        plain["ok"] = update.matches(bound)
+    return _finite(plain)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,131 @@
+"""What the rehearsals of DanceGRPO's scripts share: the reward, command line, data and the flipped advantage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from leangrpo_tools.rehearsal.base import Config, Context, Script
+
+PRELOAD = (
+    "torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "transformers:T5EncoderModel",
+    "transformers:AutoTokenizer", "transformers:CLIPTextModel", "peft", "accelerate", "PIL.Image", "safetensors.torch",
+    "diffusers.optimization", "diffusers.video_processor",
+)  # fmt: skip
+STUBS = (
+    "torchvision", "flash_attn", "liger_kernel", "decord", "loguru", "trl", "datasets", "hpsv3", "cv2", "einops",
+    "timm", "qwen_vl_utils", "ml_collections", "absl", "matplotlib", "pandas", "imageio",
+)  # fmt: skip
+CLIP_MAX = 5.0
+TEXT_TOKENS = 5
+TEXT_DIM = 32
+
+
+class DanceGRPO(Script):
+    """Base of the scripts that roll out one sample per forward and score images with HPSv2."""
+
+    stubs = STUBS
+    folders = ("images", "videos", "hps_ckpt", "data")
+    options = ("learning_rate", "same_noise")
+
+    def supports(self, config: Config) -> str | None:
+        """Updates per rollout have to divide the samples."""
+        if config.generations % config.updates_per_rollout:
+            return f"{config.updates_per_rollout} updates per rollout do not divide {config.generations} generations"
+        return None
+
+    def launch_arguments(self, workdir: Path, config: Config) -> list[str]:
+        """Upstream's launch file with everything small; flags as its shell scripts spell them."""
+        model = workdir / "model"
+        values: dict[str, Any] = {
+            "seed": config.seed, "pretrained_model_name_or_path": model, "vae_model_path": model, "output_dir": "out",
+            "cache_dir": workdir / "cache", "data_json_path": workdir / "data/videos2caption.json",
+            "train_batch_size": 1, "train_sp_batch_size": 1, "sp_size": 1, "num_latent_t": 1,
+            "dataloader_num_workers": 4,
+            "gradient_accumulation_steps": config.accumulation, "max_train_steps": config.rollouts,
+            "learning_rate": config.option("learning_rate", "1e-3"), "mixed_precision": "bf16", "cfg": 0.0,
+            "checkpointing_steps": 1000000, "h": 32, "w": 32, "t": 1, "sampling_steps": config.steps, "eta": 0.3,
+            "lr_warmup_steps": 0, "sampler_seed": 1223627, "max_grad_norm": 0.01, "weight_decay": 0.0001,
+            "num_generations": config.generations, "shift": 3, "timestep_fraction": config.fraction,
+            "clip_range": 1e-4, "adv_clip_max": CLIP_MAX,
+        }  # fmt: skip
+        argv = [text for name, value in values.items() for text in (f"--{name}", str(value))]
+        argv += ["--use_hpsv2", "--use_group", "--ignore_last", "--allow_tf32"]
+        if config.option("same_noise", "1") == "1":
+            argv.append("--init_same_noise")
+        if config.checkpointing:
+            argv.append("--gradient_checkpointing")
+        return argv
+
+    def install(self, context: Context) -> None:
+        """The fake HPSv2 model, and float32 weights where fp32 is rehearsed."""
+        from leangrpo_tools.rehearsal.scripts.hpsv2 import install
+
+        install(context.recorder)
+        if context.config.precision == "fp32":
+            _load_in_float32()
+
+    def flip_advantage(self, context: Context) -> None:
+        """The first sample's advantage: the script clamps it symmetrically right before the loss."""
+        import torch
+
+        clamp, left = torch.clamp, context.config.trained
+
+        def flipping(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            out = clamp(tensor, *args, **kwargs)
+            if left and args == (-CLIP_MAX, CLIP_MAX) and not tensor.requires_grad:
+                left -= 1
+                return -out
+            return out
+
+        torch.clamp = flipping  # type: ignore[assignment]
+
+    def not_tested(self, config: Config) -> list[str]:
+        """The reward is always a stand-in here."""
+        return ["upstream's HPSv2 and PickScore rewards (a deterministic stand-in scored the images)"]
+
+
+def _load_in_float32() -> None:
+    """bf16 weights rely on autocast, which fp32 switches off: load every model of the script in float32."""
+    import torch
+    from diffusers import ModelMixin
+
+    original = ModelMixin.from_pretrained.__func__  # type: ignore[attr-defined]
+
+    def from_pretrained(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs["torch_dtype"] = torch.float32
+        return original(cls, *args, **kwargs)
+
+    ModelMixin.from_pretrained = classmethod(from_pretrained)  # type: ignore[assignment]
+
+
+def write_prompts(workdir: Path, config: Config, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Writes the data set: per prompt one file in each folder of `tensors`, {folder: (key in the list, shape)}."""
+    import torch
+
+    data = workdir / "data"
+    rows = []
+    # One batch per rank and rollout; some scripts read the data set once only.
+    for index in range(config.ranks * config.rollouts):
+        row = {"caption": f"prompt {index}"}
+        for folder, (key, shape) in tensors.items():
+            (data / folder).mkdir(parents=True, exist_ok=True)
+            torch.save(torch.randn(shape), data / folder / f"{index}.pt")
+            row[key] = f"{index}.pt"
+        rows.append(row)
+    (data / "videos2caption.json").write_text(json.dumps(rows))
+    torch.save({"state_dict": {}}, workdir / "hps_ckpt/HPS_v2.1_compressed.pt")
+
+
+def save(model: Any, path: Path, scale: float = 0.08) -> None:
+    """Saves a tiny model with every parameter random: fresh models start with zeros that hide gradients."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            offset = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+            parameter.normal_(offset, scale)
+    model.save_pretrained(path)

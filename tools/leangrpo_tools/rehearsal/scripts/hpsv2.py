@@ -1,0 +1,59 @@
+"""A stand-in for the HPSv2 reward model: a deterministic score that differs between images."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from leangrpo_tools.rehearsal import stubs
+from leangrpo_tools.rehearsal.recorder import Recorder
+
+
+class FakeReward(torch.nn.Module):
+    """Scores an image by a fixed projection of its pixels, on a grid.
+
+    The grid makes the score insensitive to rounding: a pixel that differs by one level must not look like a different
+    gradient. Features are float64, which autocast leaves alone.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def forward(self, image: torch.Tensor, text: torch.Tensor) -> dict[str, torch.Tensor]:
+        pixels = image.detach().double().reshape(-1)
+        weights = torch.sin(torch.arange(1, pixels.numel() + 1, dtype=torch.float64) * 12.9898)
+        score = torch.sin((pixels * weights).sum() * 40 / math.sqrt(pixels.numel()) + text.double().sum())
+        score = (score * 20).round() / 20
+        self.recorder.note("rewards", score)
+        return {"image_features": score.reshape(1, 1), "text_features": torch.ones(1, 1, dtype=torch.float64)}
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Accepts the empty checkpoint."""
+        return None
+
+
+def install(recorder: Recorder) -> None:
+    """Puts modules named as HPSv2's into `sys.modules`."""
+
+    def preprocess(image: Any) -> torch.Tensor:
+        import numpy
+
+        return torch.from_numpy(numpy.array(image.convert("RGB"))).float() / 255
+
+    def create_model_and_transforms(*args: Any, **kwargs: Any) -> tuple[FakeReward, None, Any]:
+        return FakeReward(recorder), None, preprocess
+
+    def get_tokenizer(*args: Any) -> Any:
+        return lambda texts: torch.tensor([[ord(letter) % 7 for letter in text] for text in texts])
+
+    for name in ("hpsv2", "hpsv2.src"):
+        stubs.fake(name, __path__=[])
+    stubs.fake(
+        "hpsv2.src.open_clip",
+        create_model_and_transforms=create_model_and_transforms,
+        get_tokenizer=get_tokenizer,
+    )
+    stubs.fake("hpsv2.utils", root_path="", hps_version_map={})

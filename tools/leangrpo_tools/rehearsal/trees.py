@@ -1,0 +1,76 @@
+"""The two trees a rehearsal runs in: copies of the patched one and of what it was before the patch."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+from leangrpo_tools import recipe as recipes
+from leangrpo_tools import state as states
+from leangrpo_tools.errors import KitError
+from leangrpo_tools.tree import Tree
+
+CODE = {".py", ".yaml", ".yml", ".json", ".toml", ".txt", ".cfg", ".md", ".sh"}
+BIGGEST = 4 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Trees:
+    """Folders with the unpatched and the patched code, the upstream's name, and the rehearsal's module."""
+
+    native: Path
+    patched: Path
+    upstream: str
+    rehearsal: str
+
+
+def export(root: Path, folder: Path, script: str) -> Trees:
+    """Copies the patched tree at `root` below `folder`, twice, and takes the patch out of one copy.
+
+    Both copies hold the working tree's files as they are now, the user's edits of other files included. Raises LG301
+    for a tree that is not patched, LG203 for a script that the patch does not cover.
+    """
+    tree = Tree(root)
+    state = states.require(tree)
+    found = recipes.load(state.upstream).find(script)
+    if found.name not in state.scripts:
+        raise KitError(
+            "LG203", f"{root} is not patched for {found.name}", cause=f"patched: {', '.join(state.scripts)}",
+            fix=f"apply-patch {state.upstream} --tree {root} --script {found.name}",
+        )  # fmt: skip
+    trees = Trees(folder / "native", folder / "patched", state.upstream, found.rehearsal)
+    names = [*_listed(tree), *state.files]
+    config = states.path(tree).parent
+    names += [str(file.relative_to(tree.root)) for file in config.rglob("*") if file.is_file()]
+    for name in dict.fromkeys(names):
+        source = tree.root / name
+        if not source.is_file() or source.is_symlink():
+            continue
+        for target in (trees.native / name, trees.patched / name):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+    for name, item in state.files.items():
+        before = None if item.before is None else tree.blob(state.base, name)
+        if before is not None:
+            (trees.native / name).write_bytes(before.data)
+        else:
+            (trees.native / name).unlink(missing_ok=True)
+    shutil.rmtree(trees.native / config.name, ignore_errors=True)
+    return trees
+
+
+def _listed(tree: Tree) -> list[str]:
+    """Tracked files, and untracked ones that look like code; data and checkpoints stay where they are."""
+    tracked = tree.git.run("ls-files", "-z").decode("utf-8", "surrogateescape").split("\0")
+    others = tree.git.run("ls-files", "-z", "--others", "--exclude-standard").decode("utf-8", "surrogateescape")
+    names = [name for name in tracked if name]
+    names += [name for name in others.split("\0") if name and Path(name).suffix in CODE]
+    return [name for name in names if _small(tree.root / name)]
+
+
+def _small(file: Path) -> bool:
+    try:
+        return file.stat().st_size <= BIGGEST
+    except OSError:
+        return False
