@@ -15,15 +15,18 @@ from .values import Uncuttable, detach_all, leaves, needs_grad
 
 @contextmanager
 def training_mode(net: nn.Module) -> Iterator[None]:
-    """Train mode as in upstream's update: some networks checkpoint activations in that mode only."""
-    modes = [(module, module.training) for module in net.modules()]
-    net.train()
+    """Train mode as in upstream's update: some networks checkpoint activations in that mode only.
+
+    Only the flag changes: a `train()` of the network's own, which may merge weights, is not called.
+    """
+    evaluating = [module for module in net.modules() if not module.training]
+    for module in evaluating:
+        module.training = True
     try:
         yield
     finally:
-        for module, training in modes:
-            if module.training != training:
-                module.training = training
+        for module in evaluating:
+            module.training = False
 
 
 def why_not(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,8 @@ def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kit:
     work.mkdir()
     monkeypatch.setattr(data, "data_root", lambda: root)
     monkeypatch.setenv("LEANGRPO_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))  # killed runs leave things there
     monkeypatch.chdir(work)
     return Kit(root, upstream, work)
 

@@ -76,6 +76,7 @@ def verify_command(
     precision: Annotated[str, typer.Option(help="fp32 or bf16 (autocast).")] = "fp32",
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="With activation checkpointing.")] = False,
     ema: Annotated[bool, typer.Option("--ema", help="With an average of the weights.")] = False,
+    budget: Annotated[str, typer.Option(metavar="GB", help="The patched run's LEANGRPO_BUDGET_GB.")] = "unlimited",
     json: Json = None,
 ) -> None:
     """Run upstream's own script on CPU, unpatched and patched, and compare every update."""
@@ -96,6 +97,7 @@ def verify_command(
             precision=precision,
             checkpointing=checkpointing,
             ema=ema,
+            budget=budget,
         )
         out.done(report, show.rehearsed)
 
