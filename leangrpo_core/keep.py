@@ -36,7 +36,7 @@ def why_not(
     if wrapper.refusal:
         return wrapper.refusal
     if window.refusal is None:
-        window.refusal = guard.why_unlike_training(net) or ""
+        window.refusal = guard.why_unlike_training(net) or _no_room(wrapper, net, where(args, kwargs))
         if guard.uses_cuda_graphs(net):
             window.refusal = "torch.compile in reduce-overhead or max-autotune mode reuses the memory of held graphs"
     if window.refusal:
@@ -54,6 +54,16 @@ def why_not(
     if window.positions[key[:2]] >= window.limit:
         return "over LEANGRPO_BUDGET_GB"
     return None
+
+
+def _no_room(wrapper: sync.Wrapper, net: nn.Module, device: torch.device) -> str:
+    """Why a joint backward cannot end well, or nothing. Better to recompute than to run out of memory at the flush."""
+    if wrapper.flush != "joint" or wrapper.shards == 1:
+        return ""
+    needed, free = memory.joint_bytes(net, wrapper.shards), memory.free_bytes(device)
+    if needed <= free:
+        return ""
+    return f"a joint backward needs {needed / 1e9:.3g} GB for full weights and gradients, {free / 1e9:.3g} GB are free"
 
 
 def where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -97,6 +97,26 @@ class Sizes:
     def graph_bytes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """The smaller of the last two figures."""
         return min(self._of(args, kwargs))
+
+
+def free_bytes(device: torch.device) -> float:
+    """What could still be allocated; infinite where nobody can tell (the CPU)."""
+    if device.type != "cuda":
+        return math.inf
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def joint_bytes(net: nn.Module, shards: int) -> int:
+    """What one backward through graphs of all units adds: it gathers every unit and holds full gradients to the end.
+
+    Args:
+        net: the network under FSDP1; its parameters are this rank's share.
+        shards: how many ranks share the weights.
+    """
+    weights = sum(p.numel() * p.element_size() for p in net.parameters())
+    gradients = sum(p.numel() * p.element_size() for p in net.parameters() if p.requires_grad)
+    return (weights + gradients) * (shards - 1) + gradients
 
 
 def fits(budget_bytes: float, graph_bytes: int) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 try:
@@ -61,12 +61,14 @@ class Wrapper:
         flush: `in order` (one backward per graph), `flat` (in order, then one all-reduce), `joint` (one backward).
         collective: the wrapper communicates, so ranks must decide together.
         refusal: why nothing can be kept through this wrapper; empty if it can.
+        shards: over how many ranks it spreads the weights.
     """
 
     kind: str
     flush: str
     collective: bool = False
     refusal: str = ""
+    shards: int = 1
 
 
 def classify(net: nn.Module) -> Wrapper:
@@ -82,7 +84,8 @@ def classify(net: nn.Module) -> Wrapper:
         if net.cpu_offload is not None and net.cpu_offload.offload_params:
             return Wrapper("fsdp1", "joint", several, "FSDP with parameters offloaded to the CPU is not supported yet")
         # On one rank FSDP1 neither shards nor reduces; one backward per graph keeps upstream's order of additions.
-        return Wrapper("fsdp1", "joint" if several else "in order", several)
+        shards = 1 if net.sharding_strategy == ShardingStrategy.NO_SHARD else dist.get_world_size(net.process_group)
+        return Wrapper("fsdp1", "joint" if several else "in order", several, shards=shards)
     for name, module in net.named_modules():
         if isinstance(module, (DistributedDataParallel, FullyShardedDataParallel)):
             return Wrapper("none", "in order", several, f"only a part of the network ({name}) is wrapped")

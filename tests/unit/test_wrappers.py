@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Sha
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
-from leangrpo_core import Lean, sync
+from leangrpo_core import Lean, memory, sync
 
 WRAPPERS = ["fsdp", "fsdp-orig", "fsdp-grad-op", "fsdp-none", "ddp", "none"]
 UNITS = 4  # three blocks and the root
@@ -119,8 +119,6 @@ def test_budgets_that_differ_between_ranks(kind: str, budgets: list[int]) -> Non
     """The kept set is the prefix that every rank holds, here as if ranks had room for other numbers of graphs."""
 
     def hooks(rank: int) -> Hooks:
-        import leangrpo_core.memory as memory
-
         memory.fits = lambda budget, size: budgets[rank]  # in this forked process only
         return Hooks()
 
@@ -129,6 +127,33 @@ def test_budgets_that_differ_between_ranks(kind: str, budgets: list[int]) -> Non
         assert_same(ours[0], theirs[0], 1e-6)
         assert ours[1]["replayed"] == min(*budgets, 12)
         assert ours[1]["recomputed"] == 12 - min(*budgets, 12)
+
+
+def test_no_room_for_a_joint_backward_on_one_rank() -> None:
+    """Then nothing is kept on any rank, and the window's line says what was missing."""
+
+    def hooks(rank: int) -> Hooks:
+        memory.free_bytes = lambda device: 1000 * rank + 10000 * (1 - rank) * 1000  # in this forked process only
+        return Hooks()
+
+    lean, native = both("fsdp", hooks=hooks, config={"rollouts": 1})
+    for ours, theirs in zip(lean, native, strict=True):
+        assert_same(ours[0], theirs[0])
+        assert ours[1]["replayed"] == 0
+    assert any("a joint backward needs" in reason for reason in lean[1][1]["reasons"])
+
+
+def whole_and_share(rank: int, world: int) -> tuple[int, int]:
+    """Full weights plus full gradients, less the share of the weights that is there anyway; and the estimate."""
+    net = wrap("fsdp", Policy())
+    whole = sum(p.numel() * p.element_size() for p in Policy().parameters())
+    shares = sum(p.numel() * p.element_size() for p in net.parameters())
+    return 2 * whole - shares, memory.joint_bytes(net, world)
+
+
+def test_joint_bytes_are_those_of_full_weights_and_gradients() -> None:
+    for expected, found in ranks.run(whole_and_share, 2):
+        assert found == pytest.approx(expected, rel=0.01)
 
 
 def change_inputs(rank: int) -> Hooks:
