@@ -1,6 +1,7 @@
 """Checks that a replay is what upstream would have computed: same weights, same mode, no CUDA graphs."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,9 +38,46 @@ def checksum(tensors: Iterable[Tensor]) -> tuple[int, ...]:
     return tuple(torch.stack(sums).tolist()) if sums else ()
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What a kept call depended on besides its arguments.
+
+    Attributes:
+        weights: checksum of all weights, frozen ones too; under a sharded wrapper of this rank's share.
+        buffers: checksum of the buffers.
+        trainable: which weights ask for a gradient: a graph has none for those that did not.
+        adapters: which adapters of a peft network are active.
+    """
+
+    weights: tuple[int, ...]
+    buffers: tuple[int, ...]
+    trainable: tuple[bool, ...]
+    adapters: tuple[str, ...]
+
+
 def weights_of(net: nn.Module) -> tuple[int, ...]:
-    """The checksum of all weights of `net`, frozen ones too; under a sharded wrapper of this rank's share."""
+    """Checksums of all weights of `net`."""
     return checksum(parameter.data for parameter in net.parameters())
+
+
+def see(net: nn.Module) -> Seen:
+    """What a call of `net` would depend on now."""
+    return Seen(
+        weights_of(net),
+        checksum(net.buffers()),
+        tuple(parameter.requires_grad for parameter in net.parameters()),
+        tuple(
+            f"{module.active_adapters}{module.disable_adapters}"
+            for module in net.modules()
+            if hasattr(module, "active_adapters") and hasattr(module, "disable_adapters")
+        ),
+    )
+
+
+def generator_states(device: torch.device) -> list[Tensor]:
+    """States of the generators a network on `device` could draw from."""
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
 
 def why_unlike_training(net: nn.Module) -> str | None:

@@ -94,8 +94,9 @@ def keep(
         LeanError: LG608 if CUDA ran out of memory.
     """
     device = where(args, kwargs)
-    if window.weights is None:
-        window.weights = guard.weights_of(net)
+    if window.seen is None:
+        window.seen = guard.see(net)
+    generators = guard.generator_states(device)
     # Low-precision copies of weights that autocast cached without grad, or for another graph, must not enter this one.
     torch.clear_autocast_cache()
     with training_mode(net), torch.enable_grad(), sync.unsynchronised(net):
@@ -130,6 +131,10 @@ def keep(
         return result
     window.limit = memory.fits(budget, window.graph_bytes)
     value = call.for_rollout()
+    if not all(map(torch.equal, generators, guard.generator_states(device))):
+        window.refusal = "the network draws random numbers"
+        window.count(window.refusal)
+        return value
     if window.positions[key[:2]] >= window.limit:
         window.count("over LEANGRPO_BUDGET_GB")
         return value

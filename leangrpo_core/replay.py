@@ -18,9 +18,14 @@ def why_not(
     call = window.held.get(key) if key else None
     if call is None:
         return "not held"
-    if not window.replayed and changed(window, net):
-        window.drop(list(window.held), "weights changed since the rollout")
-        return "weights changed since the rollout"
+    if not window.replayed and window.seen is not None:
+        now = guard.see(net)
+        names = ("weights", "buffers", "trainable", "adapters")
+        other = [name for name in names if getattr(now, name) != getattr(window.seen, name)]
+        if other:
+            reason = f"{' and '.join(other)} changed since the rollout"
+            window.drop(list(window.held), reason)
+            return reason
     if needs_grad(args, kwargs):
         return "a gradient must flow into the arguments"
     differs = difference(call.inputs, args, kwargs)
@@ -33,7 +38,7 @@ def why_not(
 
 def changed(window: Window, net: nn.Module) -> bool:
     """Whether any weight differs from what the kept calls saw, to the bit."""
-    return window.weights is not None and guard.weights_of(net) != window.weights
+    return window.seen is not None and guard.weights_of(net) != window.seen.weights
 
 
 def walk(window: Window, wrapper: sync.Wrapper, net: nn.Module) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .errors import LeanError
+from .guard import Seen
 from .memory import Meter
 from .values import map_tensors, snapshot
 
@@ -48,7 +49,8 @@ class Kept:
         self._result = map_tensors(result, self._cut)
 
     def _cut(self, out: Tensor) -> Tensor:
-        leaf = out.detach()
+        # A copy: the network may use the memory of its output again in a later call.
+        leaf = out.detach().clone()
         if out.requires_grad:
             self.outs.append(out)
             self.leaves.append(leaf.requires_grad_())
@@ -124,7 +126,7 @@ class Window:
     measured: int = 0
     graph_bytes: int = 0
     peak_held_bytes: int = 0
-    weights: tuple[int, ...] | None = None
+    seen: Seen | None = None
     refusal: str | None = None
     ambiguous: set[Key] = field(default_factory=set)
     meter: Meter = field(default_factory=Meter)

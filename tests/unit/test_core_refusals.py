@@ -103,6 +103,110 @@ def test_weights_changed_before_the_flush(change: Any) -> None:
     assert isinstance(caught.value, LeanError) and caught.value.code in ("LG603", "LG604")
 
 
+class Reusing(Policy):
+    """Its output's memory is written again by the next call."""
+
+    last: Tensor | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.last is not None:
+            self.last.data.zero_()
+        (self.last,) = super().forward(*args, **kwargs)
+        return (self.last,)
+
+
+class Noisy(Policy):
+    """Adds noise of its own, so that no two evaluations are the same."""
+
+    def forward(self, latents: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(latents + 0.01 * torch.randn(latents.shape), *args, **kwargs)
+
+
+class Counting(Policy):
+    """Its output depends on a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(1))
+        self.shift: Tensor
+
+    def forward(self, latents: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(latents + self.shift, *args, **kwargs)
+
+
+def of_kind(kind: type[Policy], config: Config, hooks: Hooks) -> tuple[Result, Result]:
+    results = []
+    for lean in (Lean(), None):
+        torch.manual_seed(0)
+        net = kind()
+        results.append(train(lean, net, torch.optim.AdamW(net.parameters(), lr=1e-2), config, hooks))
+    return results[0], results[1]
+
+
+def test_a_network_that_uses_its_output_memory_again(figures: Any) -> None:
+    assert_same(*of_kind(Reusing, Config(), Hooks()))
+    assert figures()["replayed"] == 12
+
+
+def test_a_network_that_draws_random_numbers(figures: Any) -> None:
+    of_kind(Noisy, Config(rollouts=1), Hooks())
+    assert figures()["kept"] == 0 and figures()["reasons"]["the network draws random numbers"] >= 1
+
+
+@torch.no_grad()
+def shift_buffer(net: nn.Module) -> None:
+    net.shift.add_(0.5)  # type: ignore[union-attr, operator]
+
+
+def freeze(net: nn.Module) -> None:
+    next(net.parameters()).requires_grad_(False)
+
+
+def thaw(net: nn.Module) -> None:
+    next(net.parameters()).requires_grad_(True)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        (lambda net: None, shift_buffer, "buffers changed"),
+        (lambda net: None, freeze, "trainable changed"),
+        (freeze, thaw, "trainable changed"),
+    ],
+)
+def test_what_a_call_depends_on_changed(before: Any, after: Any, reason: str, figures: Any) -> None:
+    results = []
+    for lean in (Lean(), None):
+        torch.manual_seed(0)
+        net = Counting()
+        before(net)
+        hooks = Hooks(before_update=after)
+        results.append(train(lean, net, torch.optim.AdamW(net.parameters(), lr=1e-2), Config(rollouts=1), hooks))
+    assert_same(*results)
+    assert figures()["replayed"] == 0 and any(reason in text for text in figures()["reasons"])
+
+
+class Adapted(Policy):
+    """As a peft layer does, it computes something else when its adapter is off."""
+
+    active_adapters = ("default",)
+    disable_adapters = False
+
+    def forward(self, latents: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(latents * (0.5 if self.disable_adapters else 1.0), *args, **kwargs)
+
+
+def test_an_adapter_switched_off_after_the_rollout(figures: Any) -> None:
+    results = []
+    for lean in (Lean(), None):
+        torch.manual_seed(0)
+        net = Adapted()
+        hooks = Hooks(before_update=lambda net: setattr(net, "disable_adapters", True))
+        results.append(train(lean, net, torch.optim.AdamW(net.parameters()), Config(rollouts=1), hooks))
+    assert_same(*results)
+    assert figures()["replayed"] == 0 and figures()["reasons"]["adapters changed since the rollout"] > 0
+
+
 @pytest.mark.parametrize("amount", [1e-6, 1.0])
 def test_other_inputs(amount: float, figures: Any) -> None:
     def change(latents: Tensor, row: int, step: int) -> Tensor:
