@@ -122,21 +122,21 @@ def keep(
         call = Kept(result, args, kwargs, device, window.graph_bytes)
     except Uncuttable as reason:
         window.refusal = str(reason)
-        window.count(window.refusal)
+        window.pass_by(key, window.refusal)
         detach_all(result)
         return result
     if not call.outs:
         window.refusal = "the network's output needs no gradient"
-        window.count(window.refusal)
+        window.pass_by(key, window.refusal)
         return result
     window.limit = memory.fits(budget, window.graph_bytes)
     value = call.for_rollout()
     if not all(map(torch.equal, generators, guard.generator_states(device))):
         window.refusal = "the network draws random numbers"
-        window.count(window.refusal)
+        window.pass_by(key, window.refusal)
         return value
     if window.positions[key[:2]] >= window.limit:
-        window.count("over LEANGRPO_BUDGET_GB")
+        window.pass_by(key, "over LEANGRPO_BUDGET_GB")
         return value
     window.hold(key, call)
     return value

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from . import sync
+from .errors import LeanError
 from .settings import Settings
 from .tape import Window
 
@@ -27,10 +28,9 @@ class Report:
         self._said: set[str] = set()
         self._folder = os.environ.get("LEANGRPO_REPORT_DIR")
 
-    @property
-    def wants_figures(self) -> bool:
-        """Whether somebody reads exact bytes, so that each kept call is measured instead of the first."""
-        return self._folder is not None
+    def follows(self, window: Window) -> bool:
+        """Whether each kept call of the window is measured: the first one, where somebody reads exact bytes."""
+        return self._folder is not None and window.number == 1
 
     def say(self, text: str) -> None:
         if sync.rank() == 0:
@@ -42,6 +42,14 @@ class Report:
             self.say(text)
 
     def start(self, settings: Settings, version: str) -> None:
+        """The line that names the run. Makes the folder of figures now: hours of rollout must not end in a missing one."""
+        if self._folder:
+            try:
+                Path(self._folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise LeanError(
+                    "LG601", f"LEANGRPO_REPORT_DIR: {error}", "name a folder that can be written"
+                ) from error
         self.say(f"{version} {settings.text()} settings={settings.digest()} ranks={sync.world_size()}")
 
     def window(self, window: Window, flush: str, audit: float | None) -> None:

@@ -127,10 +127,10 @@ class Lean:
             return net(*args, **kwargs)
         reason = keep.why_not(window, wrapper, net, key, args, kwargs)
         if reason:
-            window.count(reason)
+            window.pass_by(key, reason)
             return net(*args, **kwargs)
         chosen = self._start()
-        measure = self._report.wants_figures
+        measure = self._report.follows(window)
         return keep.keep(window, net, key, args, kwargs, budget=chosen.budget_bytes, sizes=self._sizes, measure=measure)
 
     def policy_call(
@@ -161,7 +161,8 @@ class Lean:
                 window.native_only = True
             if reason is None and key is not None:
                 return self._replay(window, net, key, args, kwargs)
-            window.count(reason or "not held")
+            if key not in window.passed_by:
+                window.count(reason or "not held")
         self._before_native(window, wrapper, net)
         window.recomputed += 1
         return net(*args, **kwargs)

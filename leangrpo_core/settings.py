@@ -1,5 +1,6 @@
 """Settings of a patched run: `.leangrpo/config.yaml` in the tree, overridden by `LEANGRPO_*` variables."""
 
+import difflib
 import hashlib
 import math
 import os
@@ -75,7 +76,10 @@ def parse(values: Mapping[str, str]) -> Settings:
     unknown = sorted(set(values) - set(ALLOWED))
     if unknown:
         known = "; ".join(f"{name} ({rule})" for name, rule in ALLOWED.items())
-        raise LeanError("LG601", f"unknown setting {', '.join(unknown)}", f"known settings: {known}")
+        near = difflib.get_close_matches(unknown[0], ALLOWED, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        names = ", ".join(f"{name} (LEANGRPO_{name.upper()})" for name in unknown)
+        raise LeanError("LG601", f"unknown setting {names}", f"{hint}known settings: {known}")
     schedule = values.get("schedule", Settings.schedule)
     if schedule not in SCHEDULES:
         raise _refuse("schedule", schedule)

@@ -129,6 +129,7 @@ class Window:
     seen: Seen | None = None
     refusal: str | None = None
     ambiguous: set[Key] = field(default_factory=set)
+    passed_by: set[Key] = field(default_factory=set)
     meter: Meter = field(default_factory=Meter)
     updating: bool = False
     native_only: bool = False
@@ -142,6 +143,11 @@ class Window:
     def count(self, reason: str, calls: int = 1) -> None:
         """Remembers why calls were not kept, not replayed, or dropped."""
         self.reasons[reason] = self.reasons.get(reason, 0) + calls
+
+    def pass_by(self, key: Key, reason: str) -> None:
+        """Counts a selected call of the rollout that was not kept; the update does not count it again."""
+        self.passed_by.add(key)
+        self.count(reason)
 
     def hold(self, key: Key, call: Kept) -> None:
         """Keeps a call until an update asks for it."""

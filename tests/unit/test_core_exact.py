@@ -10,7 +10,7 @@ import torch
 from support.check import assert_same
 from support.grpo import Config, Hooks, Policy, Result, train
 
-from leangrpo_core import Lean
+from leangrpo_core import Lean, LeanError
 
 
 def run(lean: Lean | None, config: Config, hooks: Hooks | None = None, **policy: object) -> Result:
@@ -61,6 +61,7 @@ def test_budget_keeps_a_prefix(graphs: int, monkeypatch: pytest.MonkeyPatch, tmp
     figures = json.loads((tmp_path / "rank0.jsonl").read_text())
     assert figures["kept"] == figures["replayed"] == min(graphs, 12)
     assert figures["recomputed"] == 12 - figures["kept"]
+    assert figures["reasons"] == ({"over LEANGRPO_BUDGET_GB": 12 - graphs} if graphs < 12 else {})
     assert figures["peak_held_bytes"] <= (graphs + 0.5) * one
 
 
@@ -130,6 +131,16 @@ def test_nothing_is_held_after_the_flush() -> None:
     gc.collect()
     assert alive_before_flush == [12]
     assert [ref() for ref in outputs] == [None] * 12
+
+
+def test_the_folder_of_figures_is_made_before_the_rollout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LEANGRPO_REPORT_DIR", str(tmp_path / "new" / "folder"))
+    run(Lean(), Config(rollouts=1))
+    assert (tmp_path / "new" / "folder" / "rank0.jsonl").exists()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LEANGRPO_REPORT_DIR", str(tmp_path / "file" / "folder"))
+    with pytest.raises(LeanError, match="LG601"), Lean().rollout(rows=1, steps=1, trained=1, window=1):
+        raise AssertionError("the rollout must not start")
 
 
 def test_random_numbers_of_a_reward_are_noticed(capsys: pytest.CaptureFixture[str]) -> None:

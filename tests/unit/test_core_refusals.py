@@ -255,7 +255,7 @@ def test_network_called_twice_per_step(figures: Any) -> None:
     lean, native = both(Config(), lambda: Hooks(extra_calls=1))
     assert_same(lean, native)
     assert figures()["replayed"] == 0
-    assert figures()["reasons"]["the network was called twice for one step and site"] == 12
+    assert figures()["reasons"] == {"the network was called twice for one step and site": 12}
 
 
 def test_backward_twice_is_refused() -> None:
