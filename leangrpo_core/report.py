@@ -42,14 +42,13 @@ class Report:
             self.say(text)
 
     def start(self, settings: Settings, version: str) -> None:
-        """The line that names the run. Makes the folder of figures now: hours of rollout must not end in a missing one."""
+        """The line that names the run. The folder of figures is made now: a rollout must not end in a missing one."""
         if self._folder:
             try:
                 Path(self._folder).mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise LeanError(
-                    "LG601", f"LEANGRPO_REPORT_DIR: {error}", "name a folder that can be written"
-                ) from error
+                fix = "name a folder that can be written"
+                raise LeanError("LG601", f"LEANGRPO_REPORT_DIR: {error}", fix) from error
         self.say(f"{version} {settings.text()} settings={settings.digest()} ranks={sync.world_size()}")
 
     def window(self, window: Window, flush: str, audit: float | None) -> None:

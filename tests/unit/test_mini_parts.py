@@ -88,6 +88,7 @@ def test_comparison_agrees(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(record(n)) + "\n" for n in (1, 2)))
     run = read_metrics(tmp_path / "a.jsonl")
     assert Comparison(run, run).equal
+    assert "native 2.00, patched 2.00, ratio 1.00" in Comparison(run, run).speed()
     assert "equal" in Comparison(run, run).table() and "2 updates" in Comparison(run, run).verdict()
 
 

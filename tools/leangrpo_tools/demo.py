@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -57,10 +58,18 @@ class Comparison:
             return "NOT EQUAL: the patched tree trains differently"
         native, patched = _total(self.native), _total(self.patched)
         saved = sum(native["forwards"].values()) - sum(patched["forwards"].values())
-        ratio = native["seconds"] / patched["seconds"]
         return (
             f"Equal to the last bit in {len(self.native)} updates, with {saved} of {sum(native['forwards'].values())} "
-            f"policy forwards removed; seconds native / patched = {ratio:.2f}"
+            "policy forwards removed"
+        )
+
+    def speed(self) -> str:
+        """One line on the seconds of an update: medians, without the first update, which warms up."""
+        late = [[record["seconds"] for record in run[1:] or run] for run in (self.native, self.patched)]
+        native, patched = map(statistics.median, late)
+        return (
+            f"median seconds of an update after the first: native {native:.2f}, patched {patched:.2f}, "
+            f"ratio {native / patched:.2f} (on a CPU that does nothing else)"
         )
 
 
@@ -85,6 +94,7 @@ def read_metrics(path: Path) -> list[Record]:
 def train(tree: Path, metrics: Path, extra: tuple[str, ...] = (), env: dict[str, str] | None = None) -> list[Record]:
     """Run the tree's own launch script and return what it recorded. Raises CalledProcessError if it fails."""
     command = ["bash", str(tree / "scripts" / "train.sh"), "--metrics", str(metrics.absolute()), *extra]
+    print("\n$", *(f"{name}={value}" for name, value in (env or {}).items()), *command, flush=True)
     subprocess.run(command, check=True, env=os.environ | (env or {}))
     return read_metrics(metrics)
 
@@ -106,12 +116,13 @@ def run(work: Path) -> int:
     show("diff-patch", str(patched), "--stat")
     show("diff-patch", str(patched))
     show("leangrpo", "plan", "mini", "--launch", str(patched / "scripts" / "train.sh"))
-    print(f"\n$ bash {native}/scripts/train.sh", flush=True)
     before = train(native, work / "native.jsonl")
-    print(f"\n$ bash {patched}/scripts/train.sh", flush=True)
     after = train(patched, work / "patched.jsonl", env=PATCHED_ENV)
     result = Comparison(before, after)
-    print(f"\n{result.table()}\n\n{result.verdict()}\nThe trees are in {work}", flush=True)
+    print(f"\n{result.table()}\n\n{result.verdict()}", flush=True)
+    if result.equal:
+        print(result.speed())
+    print(f"The trees are in {work}")
     return 0 if result.equal else 1
 
 

@@ -79,7 +79,7 @@ class PlanReport:
         """The plan as text for a reader."""
         size = self.rollout
         native, lean = size.forwards(False), size.forwards(True)
-        state = "" if self.patched else " (no recipe yet: the numbers hold once it is patched)"
+        state = "" if self.patched else " (there is no recipe for this script yet)"
         drawn = f"{size.samples} samples" + (f", {size.trained} trained" if size.samples != size.trained else "")
         free = f"{size.replayed} of {size.trained} trained samples ({size.replayed / size.trained:.0%})"
         share = f"{free}: the first update's" if 0 < size.replayed < size.trained else free

@@ -8,7 +8,7 @@ NPROC="${NPROC:-1}"
 
 torchrun --standalone --nnodes=1 --nproc_per_node="$NPROC" -m mini_grpo.train \
     --seed 42 \
-    --rollouts 3 \
+    --rollouts 4 \
     --prompts_per_rollout 1 \
     --num_generations 4 \
     --gradient_accumulation_steps 4 \
