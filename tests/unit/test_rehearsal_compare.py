@@ -44,16 +44,22 @@ def flip(made: dict[str, Any]) -> None:
     made["grads"]["block.weight"] = -made["grads"]["block.weight"]
 
 
-def report(edit: Edit | None = None, *, control: Edit | None = flip, bound: Bound = BITWISE, **extra: Any) -> Report:
+REPLAYED: list[list[dict[str, Any]]] = [[{"replayed": 12, "reasons": {}}]] * 2
+
+
+def report(
+    edit: Edit | None = None, *, control: Edit | None = flip, bound: Bound = BITWISE, config: Config | None = None,
+    windows: list[list[dict[str, Any]]] = REPLAYED, **extra: Any,
+) -> Report:  # fmt: skip
     native, patched = run(), run(edit=edit)
     return Report(
-        upstream="toy", script="toy", config=Config(ranks=2, updates=2), bound=bound,
+        upstream="toy", script="toy", config=config or Config(ranks=2, updates=2), bound=bound,
         updates=compare(native, patched), floor=compare(native, run()),
         control=compare(native, run(updates=1, edit=control, at=(0, 0))),
         forwards={"native": Counts([12, 12], [24, 24]), "patched": Counts([12, 12], [12, 12])},
         collectives={"native": {"all_reduce": 2}, "patched": {"all_reduce": 2}},
         seconds={"native": 1.0, "patched": 0.8}, peak_held_bytes=100, peak_rss_bytes={"native": 1, "patched": 2},
-        windows=[[], []], not_tested=list(NOT_TESTED), **extra,
+        windows=windows, not_tested=list(NOT_TESTED), **extra,
     )  # fmt: skip
 
 
@@ -69,6 +75,21 @@ def test_equal_runs_match() -> None:
     good = report()
     assert good.ok and good.exit_code == 0 and good.control_caught and good.floor_bitwise
     assert all(update.grad_bitwise and update.weights_bitwise and update.worst is None for update in good.updates)
+
+
+@pytest.mark.parametrize(
+    ("windows", "reason"),
+    [
+        ([[], []], "never opened a window"),
+        ([[{"replayed": 0, "reasons": {"dropout 0.1 is active": 12}}]] * 2, "dropout 0.1 is active"),
+    ],
+)
+def test_a_run_without_replay_proves_nothing(windows: list[list[dict[str, Any]]], reason: str) -> None:
+    found = report(windows=windows)
+    assert not found.ok and reason in found.problems[0]
+    # recompute, or a budget of nothing, asks for no replay
+    for config in (Config(ranks=2, updates=2, schedule="recompute"), Config(ranks=2, updates=2, budget_gb="0")):
+        assert report(windows=windows, config=config).ok
 
 
 def test_a_difference_names_update_tensor_parameter_and_rank() -> None:

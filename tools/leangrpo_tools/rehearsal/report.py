@@ -82,9 +82,19 @@ class Report:
         found += [_describe(update, self.bound) for update in self.mismatches]
         if any(not update.finite for update in self.floor):
             found.append("upstream's own run has values that are not finite")
+        if self.config.schedule == "retain" and self.config.budget_gb == "unlimited" and not self.failures:
+            found += self._without_replay()
         if not self.control_caught:
             found.append("the negative control was not caught: a flipped advantage looked like a match")
         return found
+
+    def _without_replay(self) -> list[str]:
+        """A patched run that replays nothing is upstream's own: equal gradients would prove nothing."""
+        windows = [window for rank in self.windows for window in rank]
+        if any(window["replayed"] for window in windows):
+            return []
+        reasons = sorted({reason for window in windows for reason in window["reasons"]})
+        return [f"the patched run replayed nothing: {'; '.join(reasons) or 'its script never opened a window'}"]
 
     @property
     def ok(self) -> bool:
