@@ -10,31 +10,38 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 # 64-bit values as two halves: a sign in the highest bit of the sum would cancel in pairs.
+_PIECE = 1 << 22
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
 
 
-def _places(count: int, device: torch.device) -> Tensor:
-    """Odd multipliers that depend on the place (the golden ratio in 64 bits; products wrap around)."""
-    return (torch.arange(1, count + 1, dtype=torch.int64, device=device) * -7046029254386353131) | 1
+def _multipliers(count: int, device: torch.device) -> Tensor:
+    """One 64-bit number per place, mixed (splitmix64) so that no pattern of places cancels. Products wrap around."""
+    mixed = torch.arange(1, count + 1, dtype=torch.int64, device=device) * -7046029254386353131
+    mixed = (mixed ^ (mixed >> 30)) * -4658895280553007687
+    mixed = (mixed ^ (mixed >> 27)) * -7723592293110705685
+    return mixed ^ (mixed >> 31) | 1
 
 
 @torch.no_grad()
 def checksum(tensors: Iterable[Tensor]) -> tuple[int, ...]:
-    """One exact number per tensor over its bits and their places.
+    """One number per tensor over its bits and their places, exact in integers.
 
-    Unlike a norm it sees flipped signs and exchanged values. Rows and columns are summed in integers and weighted by
-    their place, so no copy of the weights is made.
+    Unlike a norm it sees flipped signs, exchanged values and permutations. Works in pieces, so no copy of the weights
+    is made.
     """
     sums: list[Tensor] = []
+    multipliers: dict[torch.device, Tensor] = {}
     for tensor in tensors:
         flat = tensor.detach().contiguous().reshape(-1)
         bits = flat.view(_BITS[flat.element_size()])
-        columns = max(int(bits.numel() ** 0.5), 1)
-        rows = bits.numel() // columns
-        block, rest = bits[: rows * columns].view(rows, columns), bits[rows * columns :].to(torch.int64)
-        total = (block.sum(0, dtype=torch.int64) * _places(columns, bits.device)).sum()
-        total = total * 31 + (block.sum(1, dtype=torch.int64) * _places(rows, bits.device)).sum()
-        sums.append((total * 31 + (rest * _places(len(rest), bits.device)).sum()).cpu())
+        piece = min(max(bits.numel(), 1), _PIECE)
+        known = multipliers.get(bits.device)
+        if known is None or len(known) < piece:
+            known = multipliers[bits.device] = _multipliers(piece, bits.device)
+        total = torch.zeros((), dtype=torch.int64, device=bits.device)
+        for part in bits.split(_PIECE):
+            total = total * 31 + (part * known[: len(part)]).sum()
+        sums.append(total.cpu())
     return tuple(torch.stack(sums).tolist()) if sums else ()
 
 

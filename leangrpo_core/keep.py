@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from . import guard, memory, sync
 from .errors import LeanError
-from .tape import Kept, Key, Window
-from .values import Uncuttable, detach_all, leaves, needs_grad
+from .tape import Kept, Key, Window, tolerance
+from .values import Uncuttable, detach_all, leaves, needs_grad, tensors_of, uncomparable
 
 
 @contextmanager
@@ -35,8 +35,9 @@ def why_not(
     """Why this selected call cannot be kept, or None. Such a call runs, and is recomputed later, as upstream does."""
     if wrapper.refusal:
         return wrapper.refusal
-    if window.refusal is None:
-        window.refusal = guard.why_unlike_training(net) or _no_room(wrapper, net, where(args, kwargs))
+    if not window.looked_at:
+        window.looked_at = True
+        window.refusal = window.refusal or guard.why_unlike_training(net) or _no_room(wrapper, net, where(args, kwargs))
         if guard.uses_cuda_graphs(net):
             window.refusal = "torch.compile in reduce-overhead or max-autotune mode reuses the memory of held graphs"
     if window.refusal:
@@ -47,6 +48,11 @@ def why_not(
         return "an argument was made in inference mode"
     if needs_grad(args, kwargs):
         return "a gradient must flow into the arguments"
+    if window.net not in (None, sync.bare(net)):
+        return "a second network in one rollout"
+    odd = uncomparable(args, kwargs)
+    if odd:
+        return f"an argument cannot be compared: {odd}"
     if key in window.held or key in window.ambiguous:
         window.held.pop(key, None)
         window.ambiguous.add(key)
@@ -72,6 +78,25 @@ def where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
     return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 
 
+def probe(window: Window, net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Compares a forward as upstream's rollout makes it with one as a kept call runs.
+
+    If they differ the window keeps nothing. Made at the same call of a window on every rank, since a wrapper may
+    communicate in a forward.
+    """
+    device = where(args, kwargs)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        rolled = tensors_of(net(*args, **kwargs))
+        with training_mode(net), torch.enable_grad(), sync.unsynchronised(net):
+            trained = tensors_of(net(*args, **kwargs))
+    torch.clear_autocast_cache()
+    for a, b in zip(rolled, trained, strict=True):
+        size = b.detach().double().norm().item()
+        off = (a.detach().double() - b.detach().double()).norm().item()
+        if not off <= tolerance(b.dtype) * size:
+            window.refusal = f"in train mode the network computes something else (by {off:.3g} of {size:.3g})"
+
+
 def keep(
     window: Window,
     net: nn.Module,
@@ -94,8 +119,9 @@ def keep(
         LeanError: LG608 if CUDA ran out of memory.
     """
     device = where(args, kwargs)
+    first = window.seen is None
     if window.seen is None:
-        window.seen = guard.see(net)
+        window.net, window.seen = sync.bare(net), guard.see(net)
     generators = guard.generator_states(device)
     # Low-precision copies of weights that autocast cached without grad, or for another graph, must not enter this one.
     torch.clear_autocast_cache()
@@ -133,6 +159,9 @@ def keep(
     value = call.for_rollout()
     if not all(map(torch.equal, generators, guard.generator_states(device))):
         window.refusal = "the network draws random numbers"
+    elif first and guard.checksum(net.buffers()) != window.seen.buffers:
+        window.refusal = "the network changes its buffers"
+    if window.refusal:
         window.pass_by(key, window.refusal)
         return value
     if window.positions[key[:2]] >= window.limit:

@@ -18,6 +18,8 @@ def why_not(
     call = window.held.get(key) if key else None
     if call is None:
         return "not held"
+    if sync.bare(net) is not window.net:
+        return "another network than in the rollout"
     if not window.replayed and window.seen is not None:
         now = guard.see(net)
         names = ("weights", "buffers", "trainable", "adapters")
@@ -28,11 +30,11 @@ def why_not(
             return reason
     if needs_grad(args, kwargs):
         return "a gradient must flow into the arguments"
-    differs = difference(call.inputs, args, kwargs)
-    if differs:
-        return f"inputs differ from the rollout's: {differs}"
     if call.autocast != autocast_state(call.leaves[0].device):
         return "autocast differs from the rollout's"
+    differs = difference(call.inputs, args, kwargs, promote=call.autocast[0])
+    if differs:
+        return f"inputs differ from the rollout's: {differs}"
     return None
 
 

@@ -1,6 +1,7 @@
 """What a run says about itself: a line at the start, one per window, notices once; JSON lines and wandb where asked."""
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -51,8 +52,9 @@ class Report:
                 raise LeanError("LG601", f"LEANGRPO_REPORT_DIR: {error}", fix) from error
         self.say(f"{version} {settings.text()} settings={settings.digest()} ranks={sync.world_size()}")
 
-    def window(self, window: Window, flush: str, audit: float | None) -> None:
+    def window(self, window: Window, flush: str) -> None:
         """One line for a window that is over, and its figures for those who read them."""
+        audit = max(window.audits, key=lambda found: (math.isnan(found), found), default=None)
         figures = {
             "window": window.number,
             "rows": len(window.order),
@@ -64,7 +66,7 @@ class Report:
             "graph_bytes": window.graph_bytes,
             "peak_held_bytes": window.peak_held_bytes,
             "flush": flush,
-            "audit_rel_l2": audit,
+            "audit_rel_l2": None if audit is None or math.isnan(audit) else audit,
         }
         line = f"window {window.number}: kept {window.kept} of {len(window.positions)} selected calls"
         if window.kept:
@@ -72,7 +74,9 @@ class Report:
         line += f", replayed {window.replayed}, recomputed {window.recomputed}"
         if window.replayed:
             line += f"; flush {flush}"
-        if audit is not None:
+        if audit is not None and math.isnan(audit):
+            line += "; audit: upstream's own gradient is not finite, the next window is audited"
+        elif audit is not None:
             line += f"; audit: relative difference to native {audit:.2g}"
         for reason, calls in window.reasons.items():
             line += f"; {calls} x {reason}"

@@ -1,5 +1,6 @@
 """The calls that a patched tree makes. One `Lean` serves a process; outside a rollout window each call is inert."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -42,6 +43,7 @@ class Lean:
         self._generator_state: Tensor | None = None
         self._sizes = memory.Sizes()
         self._calls: list[audit.Call] = []
+        self._audited = False
         self._wrapper: sync.Wrapper | None = None
         self._net: nn.Module | None = None
 
@@ -118,7 +120,10 @@ class Lean:
         window = self._window
         if window is None or window.updating or rows is None:
             return net(*args, **kwargs)
-        wrapper = self._classify(net)
+        wrapper, chosen = self._classify(net), self._start()
+        if not window.probed and not wrapper.refusal and chosen.audits(window.number, self._audited):
+            keep.probe(window, net, args, kwargs)
+        window.probed = True
         ids = _ids(rows)
         key = (window.base + ids[0], _ids(step)[0], site)
         if len(ids) != 1 or key[:2] not in window.positions:
@@ -129,7 +134,6 @@ class Lean:
         if reason:
             window.pass_by(key, reason)
             return net(*args, **kwargs)
-        chosen = self._start()
         measure = self._report.follows(window)
         return keep.keep(window, net, key, args, kwargs, budget=chosen.budget_bytes, sizes=self._sizes, measure=measure)
 
@@ -170,29 +174,29 @@ class Lean:
     def flush(self, model: nn.Module, optimizer: Any) -> None:
         """Walks the kept graphs, first thing in upstream's boundary block: unscaling, clipping and the step follow.
 
+        Args:
+            model: the network as upstream clips it; under DDP the gradients of all its weights are averaged.
+            optimizer: upstream's.
+
         Raises:
             LeanError: LG604, LG607, LG609 if the gradient could not be trusted; the optimizer has not stepped then.
         """
         window = self._window
         if window is None or not window.updating:
             return
-        wrapper = self._classify(model)
-        difference = None
-        if window.replayed:
-            parameters = [p for p in model.parameters() if p.requires_grad]
-            before = audit.gradients(parameters) if self._calls else []
-            replay.walk(window, wrapper, model)
-
-            def reduce() -> None:
-                if wrapper.flush == "flat":
-                    sync.flat_mean(parameters)
-
-            reduce()
-            if wrapper.flush == "flat" and window.number == 1:
-                sync.same_gradients(parameters)
-            if self._calls:
-                difference = audit.audit(parameters, before, self._calls, reduce)
-        self._leave_window(None, flush=wrapper.flush, difference=difference)
+        flush = ""
+        if window.replayed and self._net is not None:
+            wrapper = self._classify(self._net)
+            flush = wrapper.flush
+            self._settle(window, wrapper, self._net)
+            if window.consumed:
+                window.count("replayed, but no gradient came back", len(window.consumed))
+            if flush == "flat":
+                parameters = [p for p in model.parameters() if p.requires_grad]
+                sync.flat_mean(parameters)
+                if window.number == 1:
+                    sync.same_gradients(parameters)
+        self._leave_window(None, flush)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -227,7 +231,7 @@ class Lean:
         call = window.held.pop(key)
         window.consumed.append((key, call))
         window.replayed += 1
-        if self._start().audits(window.number):
+        if self._start().audits(window.number, self._audited):
             self._calls.append(audit.Call(net, args, kwargs, call))
         return call.for_update()
 
@@ -243,10 +247,21 @@ class Lean:
                     "a step was replayed, its loss not yet walked, when another call of it must be recomputed",
                     "run with LEANGRPO_SCHEDULE=recompute under this wrapper",
                 )
-            self._calls.clear()  # an audit compares whole updates
-            replay.walk(window, wrapper, net)
+            self._settle(window, wrapper, net)
         if wrapper.collective and window.held:
             window.drop(list(window.held), "let go before a native call")
+
+    def _settle(self, window: Window, wrapper: sync.Wrapper, net: nn.Module) -> None:
+        """Walks what was consumed, and compares it with a native recomputation if an audit is due."""
+        calls = [call for call in self._calls if call.kept.cotangents() is not None]
+        self._calls = [call for call in self._calls if call.kept.cotangents() is None]
+        parameters = [p for p in net.parameters() if p.requires_grad]
+        before = audit.gradients(parameters) if calls else []
+        replay.walk(window, wrapper, net)
+        if calls:
+            if wrapper.collective and window.held:
+                window.drop(list(window.held), "let go before a native call")
+            window.audits.append(audit.audit(parameters, before, calls, together=wrapper.collective))
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Weights are about to change: nothing may be waiting for its flush."""
@@ -264,7 +279,7 @@ class Lean:
             )
         window.drop(list(window.held), "the optimizer stepped before they were used")
 
-    def _leave_window(self, reason: str | None, flush: str = "", difference: float | None = None) -> None:
+    def _leave_window(self, reason: str | None, flush: str = "") -> None:
         window, self._window = self._window, None
         self._calls.clear()
         if window is None:
@@ -277,7 +292,8 @@ class Lean:
             )
         if window.held:
             window.drop(list(window.held), reason or "held, not used by the first update")
-        self._report.window(window, flush, difference)
+        self._audited |= any(map(math.isfinite, window.audits))
+        self._report.window(window, flush)
 
 
 lean = Lean()

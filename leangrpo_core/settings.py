@@ -38,12 +38,12 @@ class Settings:
     def budget_bytes(self) -> float:
         return self.budget_gb * 1e9
 
-    def audits(self, window: int) -> bool:
-        """Whether window number `window` (from 1) is to be audited."""
+    def audits(self, window: int, audited: bool) -> bool:
+        """Whether window number `window` (from 1) is to be audited; `audited` if an earlier one was."""
         if self.audit == "off":
             return False
         if self.audit == "first":
-            return window == 1
+            return not audited
         return (window - 1) % int(self.audit.removeprefix("every:")) == 0
 
     def text(self) -> str:

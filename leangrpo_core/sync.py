@@ -75,7 +75,13 @@ def classify(net: nn.Module) -> Wrapper:
     """The wrapper around `net`. What is not known to be exact is refused, with the reason."""
     several = world_size() > 1
     if isinstance(net, DistributedDataParallel):
-        refusal = "DDP with static_graph cannot hold graphs" if net.static_graph else ""
+        refusal = ""
+        if net.static_graph:
+            refusal = "DDP with static_graph cannot hold graphs"
+        elif dist.get_world_size(net.process_group) != world_size():
+            refusal = "DDP over a part of the ranks is not supported yet"
+        elif getattr(net, "_comm_hooks", None):
+            refusal = "DDP with a communication hook is not supported yet"
         return Wrapper("ddp", "flat" if several else "in order", several, refusal)
     if isinstance(net, FullyShardedDataParallel):
         dtype = net.mixed_precision.param_dtype
@@ -94,6 +100,11 @@ def classify(net: nn.Module) -> Wrapper:
     if "deepspeed" in type(net).__module__:
         return Wrapper("none", "in order", several, "DeepSpeed engines are not supported yet")
     return Wrapper("none", "in order")
+
+
+def bare(net: nn.Module) -> nn.Module:
+    """The network inside DDP, so that a rollout around the wrapper and an update through it are the same one."""
+    return net.module if isinstance(net, DistributedDataParallel) else net
 
 
 @contextmanager

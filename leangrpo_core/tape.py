@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .errors import LeanError
 from .guard import Seen
@@ -18,6 +18,17 @@ from .memory import Meter
 from .values import map_tensors, snapshot
 
 Key = tuple[int, int, str]  # row of the rollout, trajectory step, site (which network call of the step)
+
+
+# Two native runs differ too where kernels add in another order: by up to a few per cent under bf16 on GPUs. A wrong
+# row, step or sign is off by tens of per cent.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
+LOW_PRECISION_TOLERANCE = 5e-2
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """How far two evaluations may be apart, relative L2, where the network's output has this dtype."""
+    return TOLERANCE.get(dtype, LOW_PRECISION_TOLERANCE)
 
 
 def autocast_state(device: torch.device) -> tuple[bool, torch.dtype]:
@@ -126,8 +137,12 @@ class Window:
     measured: int = 0
     graph_bytes: int = 0
     peak_held_bytes: int = 0
+    net: nn.Module | None = None
     seen: Seen | None = None
-    refusal: str | None = None
+    probed: bool = False
+    audits: list[float] = field(default_factory=list)
+    looked_at: bool = False
+    refusal: str = ""
     ambiguous: set[Key] = field(default_factory=set)
     passed_by: set[Key] = field(default_factory=set)
     meter: Meter = field(default_factory=Meter)

@@ -37,6 +37,22 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     raise Uncuttable(f"a {type(value).__module__}.{type(value).__qualname__} cannot be rebuilt")
 
 
+def tensors_of(value: Any) -> list[Tensor]:
+    """The floating-point tensors in a network's result; none in one that cannot be rebuilt."""
+    found: list[Tensor] = []
+
+    def collect(tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point():
+            found.append(tensor)
+        return tensor
+
+    try:
+        map_tensors(value, collect)
+    except Uncuttable:
+        return []
+    return found
+
+
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Each tensor and each other value inside `value`, with its path."""
     if isinstance(value, dict):
@@ -50,12 +66,11 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def detach_all(value: Any) -> None:
-    """Cuts the graph off tensors in `value` in place, also inside objects that cannot be rebuilt."""
+    """Cuts the graph off tensors in `value` in place, also off attributes of an object that cannot be rebuilt."""
     for _, item in leaves(value):
-        if isinstance(item, Tensor):
-            item.detach_()
-        elif hasattr(item, "__dict__"):
-            detach_all(vars(item))
+        for tensor in [item, *getattr(item, "__dict__", {}).values()]:
+            if isinstance(tensor, Tensor) and not tensor._is_view():
+                tensor.detach_()
 
 
 def snapshot(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -69,11 +84,21 @@ def needs_grad(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return any(isinstance(item, Tensor) and item.requires_grad for _, item in leaves((args, kwargs)))
 
 
-def difference(kept: list[tuple[str, Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+def uncomparable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """The path and type of an argument whose change nobody could notice, or None."""
+    for path, item in leaves((args, kwargs)):
+        if not isinstance(item, (Tensor, *_PLAIN)):
+            return f"{path} is a {type(item).__module__}.{type(item).__qualname__}"
+    return None
+
+
+def difference(kept: list[tuple[str, Any]], args: tuple[Any, ...], kwargs: dict[str, Any], promote: bool) -> str | None:
     """Why `args, kwargs` are not the arguments in `kept`; None when they are.
 
-    Tensors are compared by value after promotion to the wider dtype, NaN differs from everything. One device
-    synchronisation in all.
+    Tensors are compared by value, NaN differs from everything. One device synchronisation in all.
+
+    Args:
+        promote: equal values of another dtype are the same (under autocast the network casts them anyway).
     """
     now = list(leaves((args, kwargs)))
     if [path for path, _ in kept] != [path for path, _ in now]:
@@ -87,6 +112,8 @@ def difference(kept: list[tuple[str, Any]], args: tuple[Any, ...], kwargs: dict[
                 return f"{path} is {new!r}, was {old!r}"
         elif old.shape != new.shape or old.device != new.device:
             return f"{path} has shape {tuple(new.shape)}, had {tuple(old.shape)}"
+        elif old.dtype != new.dtype and not promote:
+            return f"{path} is {new.dtype}, was {old.dtype}"
         else:
             wide = torch.promote_types(old.dtype, new.dtype)
             pairs.append((path, old.to(wide), new.detach().to(wide)))

@@ -150,6 +150,38 @@ def test_random_numbers_of_a_reward_are_noticed(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out.count("draws from the CPU generator") == 1
 
 
+def test_audit_covers_what_was_replayed_before_a_native_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also when the budget ends within the window, or one sample is recomputed."""
+    monkeypatch.setenv("LEANGRPO_AUDIT", "first")
+    monkeypatch.setenv("LEANGRPO_REPORT_DIR", str(tmp_path))
+    config = Config(rollouts=2)
+    hooks = Hooks(update_latents=lambda latents, row, step: latents + 0.01 if row == 1 else latents)
+    assert_same(run(Lean(), config, hooks), run(None, config, hooks))
+    windows = [json.loads(line) for line in (tmp_path / "rank0.jsonl").read_text().splitlines()]
+    assert [(window["replayed"], window["audit_rel_l2"]) for window in windows] == [(9, 0.0), (9, None)]
+
+
+class Skipping(torch.optim.SGD):
+    """Skips a step whose gradient is not finite, as a loss scaler does."""
+
+    def step(self, closure: None = None) -> None:
+        if all(p.grad.isfinite().all() for p in self.param_groups[0]["params"]):
+            super().step(closure)
+
+
+def test_audit_waits_for_a_window_it_can_judge(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An overflow of a loss scale is upstream's own business: it skips the step, and the next window is audited."""
+    monkeypatch.setenv("LEANGRPO_AUDIT", "first")
+    monkeypatch.setenv("LEANGRPO_REPORT_DIR", str(tmp_path))
+    scales = iter([torch.inf] * 12 + [1.0] * 12)
+    torch.manual_seed(0)
+    net = Policy()
+    hooks = Hooks(loss=lambda loss: loss * next(scales))
+    train(Lean(), net, Skipping(net.parameters(), lr=1e-2), Config(rollouts=2), hooks)
+    windows = [json.loads(line) for line in (tmp_path / "rank0.jsonl").read_text().splitlines()]
+    assert [window["audit_rel_l2"] for window in windows] == [None, 0.0]
+
+
 def test_audit_agrees_and_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LEANGRPO_AUDIT", "every:2")
     monkeypatch.setenv("LEANGRPO_REPORT_DIR", str(tmp_path))
@@ -158,4 +190,4 @@ def test_audit_agrees_and_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert_same(lean, native)
     windows = [json.loads(line) for line in (tmp_path / "rank0.jsonl").read_text().splitlines()]
     assert [window["audit_rel_l2"] for window in windows] == [0.0, None, 0.0]
-    assert lean.calls["grad"] == native.calls["grad"] + 2 * 12
+    assert lean.calls["grad"] == native.calls["grad"] + 2 * (12 + 1)  # one forward compares the modes

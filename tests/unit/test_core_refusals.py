@@ -186,6 +186,86 @@ def test_what_a_call_depends_on_changed(before: Any, after: Any, reason: str, fi
     assert figures()["replayed"] == 0 and any(reason in text for text in figures()["reasons"])
 
 
+class Averaging(Policy):
+    """Keeps running statistics in train mode, as instance norm can: a kept call would change them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stats = nn.InstanceNorm1d(4, track_running_stats=True)
+
+    def forward(self, latents: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(self.stats(latents), *args, **kwargs)
+
+
+def test_a_network_that_changes_its_buffers(figures: Any) -> None:
+    of_kind(Averaging, Config(rollouts=1), Hooks())
+    assert figures()["kept"] == 0 and figures()["reasons"]["the network changes its buffers"] >= 1
+
+
+class TwoFaced(Policy):
+    """Clamps its output in eval mode only: without random numbers or buffers, so that only values tell."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        (out,) = super().forward(*args, **kwargs)
+        return (out if self.training else out.clamp(-0.2, 0.2),)
+
+
+def test_the_audit_compares_the_modes(figures: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEANGRPO_AUDIT", "first")
+    assert_same(*of_kind(TwoFaced, Config(rollouts=1), Hooks()))
+    assert figures()["kept"] == 0 and any("in train mode" in reason for reason in figures()["reasons"])
+
+
+def turn_up(net: nn.Module) -> None:
+    net.gain = net.gain * 1.5  # type: ignore[operator, assignment]
+
+
+class Gained(Policy):
+    """Its output depends on an attribute that is neither weight nor buffer."""
+
+    gain = 1.0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return (super().forward(*args, **kwargs)[0] * self.gain,)
+
+
+def test_the_audit_compares_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEANGRPO_AUDIT", "first")
+    with pytest.raises(LeanError, match="LG607"):
+        of_kind(Gained, Config(rollouts=1), Hooks(before_update=turn_up))
+
+
+def test_a_second_network_is_told_apart() -> None:
+    lean, net, args, ids = kept_once()
+    other = Policy()
+    assert lean.policy_call(other, *ids, *args)[0].requires_grad and other.calls["grad"] == 1
+    with lean.rollout(rows=2, steps=1, trained=1, window=2), torch.no_grad():
+        lean.rollout_call(net, [0], 0, *args)
+        lean.rollout_call(other, [1], 0, *args)
+    assert net.calls["grad"] == 2 and other.calls == {"grad": 1, "no_grad": 1}
+
+
+def test_an_argument_that_cannot_be_compared() -> None:
+    class Cache:
+        value = 1
+
+    lean, net = Lean(), nn.Bilinear(2, 2, 2)
+    net.forward = lambda x, cache: nn.functional.linear(x, net.weight[0])  # type: ignore[method-assign]
+    with lean.rollout(rows=1, steps=1, trained=1, window=1), torch.no_grad():
+        lean.rollout_call(net, [0], 0, torch.ones(1, 2), Cache())
+    lean.step_order(1, 1)
+    ids = lean.identity()
+    assert lean.policy_call(net, ids["lean_row"], [0], torch.ones(1, 2), Cache()).requires_grad
+
+
+def test_a_replay_without_gradient_is_counted(figures: Any) -> None:
+    hooks = Hooks(backward=lambda loss: None)
+    torch.manual_seed(0)
+    net = Policy()
+    train(Lean(), net, torch.optim.SGD(net.parameters()), Config(rollouts=1), hooks)
+    assert figures()["reasons"]["replayed, but no gradient came back"] == 12
+
+
 class Adapted(Policy):
     """As a peft layer does, it computes something else when its adapter is off."""
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leangrpo_core import guard
 from leangrpo_core.guard import checksum, why_unlike_training
 
 CHANGES: dict[str, Callable[[Tensor], object]] = {
@@ -39,6 +40,22 @@ def test_shapes_and_order_count() -> None:
     assert checksum([a, b]) != checksum([b, a])
     assert checksum([]) == ()
     assert len(checksum([torch.empty(0), torch.tensor(1.0), torch.randn(3, dtype=torch.complex64)])) == 3
+
+
+def test_permutations_that_keep_sums_show() -> None:
+    eye, shuffled = torch.eye(24), torch.eye(24)[torch.randperm(24)]
+    assert checksum([eye]) != checksum([shuffled])
+    assert checksum([torch.tensor([[1.0, 2.0], [2.0, 1.0]])]) != checksum([torch.tensor([[2.0, 1.0], [1.0, 2.0]])])
+
+
+def test_large_tensors_are_summed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_PIECE", 7)
+    weight = torch.randn(40)
+    before = checksum([weight])
+    for place in range(39):
+        changed = weight.clone()
+        changed[place], changed[place + 1] = weight[place + 1], weight[place]
+        assert checksum([changed]) != before
 
 
 def test_random_exchanges_show() -> None:

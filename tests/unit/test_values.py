@@ -1,11 +1,11 @@
 """Tensors in containers: rebuilt in their type, compared by value."""
 
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
 
-from leangrpo_core.values import Uncuttable, difference, leaves, map_tensors, snapshot
+from leangrpo_core.values import Uncuttable, difference, leaves, map_tensors, snapshot, uncomparable
 
 
 def test_map_leaves_other_values_alone() -> None:
@@ -48,12 +48,23 @@ X = torch.tensor([1.0, 2.0])
     ],
 )
 def test_difference(kept: object, now: object, reason: str | None) -> None:
-    found = difference(snapshot((), {"x": kept}), (), {"x": now})
+    found = difference(snapshot((), {"x": kept}), (), {"x": now}, promote=True)
     assert found is None if reason is None else found is not None and reason in found
+
+
+def test_another_dtype_is_the_same_under_autocast_only() -> None:
+    kept = snapshot((X.bfloat16(),), {})
+    assert difference(kept, (X,), {}, promote=True) is None
+    assert difference(kept, (X,), {}, promote=False) == "[0][0] is torch.float32, was torch.bfloat16"
+
+
+def test_arguments_whose_change_nobody_could_see() -> None:
+    assert uncomparable((X, 1, "a", None), {"k": [X, {"d": 2.0}]}) is None
+    assert uncomparable((), {"cache": SimpleNamespace(a=1)}) == "[1].cache is a types.SimpleNamespace"
 
 
 def test_snapshot_does_not_follow_later_writes() -> None:
     x = torch.ones(2)
     kept = snapshot((x,), {})
     x.zero_()
-    assert difference(kept, (torch.ones(2),), {}) is None and difference(kept, (x,), {}) is not None
+    assert difference(kept, (torch.ones(2),), {}, True) is None and difference(kept, (x,), {}, True) is not None

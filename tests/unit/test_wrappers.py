@@ -13,6 +13,7 @@ from support import ranks
 from support.check import assert_same
 from support.grpo import Block, Config, Hooks, Policy, Result, train
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -40,8 +41,12 @@ def wrap(kind: str, net: Policy) -> nn.Module:
             use_orig_params=kind == "fsdp-orig",
             device_id=torch.device("cpu"),
         )
-    if kind in ("ddp", "ddp-static"):
-        return DistributedDataParallel(net, static_graph=kind == "ddp-static")
+    if kind.startswith("ddp"):
+        group = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()] if kind == "ddp-alone" else None
+        wrapped = DistributedDataParallel(net, static_graph=kind == "ddp-static", process_group=group)
+        if kind == "ddp-hook":
+            wrapped.register_comm_hook(None, allreduce_hook)
+        return wrapped
     return net
 
 
@@ -231,7 +236,13 @@ def test_recompute_is_upstream(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"), [("ddp-static", "static_graph"), ("fsdp-bf16", "add up gradients in torch.bfloat16")]
+    ("kind", "reason"),
+    [
+        ("ddp-static", "static_graph"),
+        ("ddp-hook", "communication hook"),
+        ("ddp-alone", "a part of the ranks"),
+        ("fsdp-bf16", "add up gradients in torch.bfloat16"),
+    ],
 )
 def test_refused_wrappers_recompute(kind: str, reason: str) -> None:
     lean, native = both(kind, config={"rollouts": 1})
@@ -308,6 +319,20 @@ def test_replicas_that_differ_stop_every_rank(forget: str) -> None:
     with pytest.raises(ranks.RankFailed) as caught:
         ranks.run(job, 2, "ddp", True, {"hooks": hooks})
     assert set(caught.value.errors) == {0, 1} and all("LG609" in text for text in caught.value.errors.values())
+
+
+def test_audit_on_two_ranks_with_a_budget() -> None:
+    """What every rank replayed is audited before the native calls, and with the audit's own forwards in step."""
+
+    def hooks(rank: int) -> Hooks:
+        memory.fits = lambda budget, size: 5  # in this forked process only
+        return Hooks()
+
+    for kind in ("fsdp", "ddp"):
+        lean, native = both(kind, hooks=hooks, env={"LEANGRPO_AUDIT": "first"}, config={"rollouts": 1})
+        for ours, theirs in zip(lean, native, strict=True):
+            assert_same(ours[0], theirs[0], 1e-6)
+            assert ours[1]["replayed"] == 5 and ours[1]["audit_rel_l2"] < 1e-6
 
 
 def test_audit_on_two_ranks() -> None:
