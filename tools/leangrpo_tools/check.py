@@ -11,7 +11,6 @@ from leangrpo_tools import state as states
 from leangrpo_tools.state import State
 from leangrpo_tools.tree import Tree, sha256
 
-
 WORDS = {
     "changed": "edited inside the patch, or in the runtime",
     "conflicting": "a merge is not finished: resolve the markers and run the command again",

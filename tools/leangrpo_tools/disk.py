@@ -32,14 +32,13 @@ def exclusive(path: Path) -> Iterator[None]:
     except ImportError:  # no such locks on this system
         yield
         return
-    if path.is_dir():
-        held = os.open(path, os.O_RDONLY)
-    else:
+    folder = path.is_dir()
+    with guard_disk(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        held = os.open(path, os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         # Some network file systems lock no folders; a lock less is better than no patch.
-        with suppress(OSError) if path.is_dir() else nullcontext():
+        with suppress(OSError) if folder else nullcontext():
             fcntl.flock(held, fcntl.LOCK_EX)
         yield
     finally:

@@ -1,7 +1,8 @@
 """Change many files so that an interruption is repaired by the next run.
 
-Everything new is staged under ``.leangrpo/stage`` first (texts to remember under ``.leangrpo/store``), then one journal file is put in place: from that moment the
-change is decided, and :func:`recover` completes it. Before that moment nothing outside ``.leangrpo`` was touched.
+Everything new is staged under ``.leangrpo/stage`` first (texts to remember go to ``.leangrpo/store``), then one journal
+file is put in place: from that moment the change is decided, and :func:`recover` completes it. Before that moment
+nothing outside ``.leangrpo`` was touched.
 """
 
 from __future__ import annotations

@@ -181,6 +181,8 @@ def state(found: Any) -> str:
     if found["up_to_date"] is False:
         lines.append("this kit has a newer patch: run apply-patch again")
     lines.append(f"edited after the patch: {', '.join(found['edited']) or 'nothing'}")
+    if found["conflicting"]:
+        lines.append(f"merge not finished: {', '.join(found['conflicting'])}")
     if found["missing"]:
         lines.append(f"missing: {', '.join(found['missing'])}: run apply-patch again")
     return "\n".join(lines)
