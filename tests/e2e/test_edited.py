@@ -181,6 +181,38 @@ def test_a_file_whose_patch_was_checked_out_away_gets_it_again(clone) -> None:
     assert contents(clone) == patched
 
 
+def test_a_file_checked_out_and_edited_gets_the_patch_merged_in(plain) -> None:
+    apply("DanceGRPO", tree=plain)
+    patched = (plain / FILE).read_text()
+    (plain / FILE).write_text(FLUX.replace("LIMIT = 3", "LIMIT = 5"))
+    assert check(plain).files[FILE] == "unpatched"
+    assert apply("DanceGRPO", tree=plain).changed
+    assert (plain / FILE).read_text() == patched.replace("LIMIT = 3", "LIMIT = 5")
+    assert check(plain).files[FILE] == "edited" and not apply("DanceGRPO", tree=plain).changed
+    revert(plain)
+    assert (plain / FILE).read_text() == FLUX.replace("LIMIT = 3", "LIMIT = 5")
+
+
+def test_a_newer_recipe_that_leaves_a_file_alone(small) -> None:
+    dest = apply("mini", "d").dest
+    file = "mini_grpo/sampling.py"
+    before = (small.root / "patches/mini/tree" / file).read_text()
+    (dest / file).write_text((dest / file).read_text() + "# mine\n")
+    recipe = small.root / "patches/mini/recipe.yaml"
+    text = recipe.read_text()
+    first, last = text.index("      - codemod"), text.index("      - codemod: insert_import\n        params")
+    recipe.write_text(text[:first] + text[last:])
+    assert apply("mini", "d").changed
+    assert (dest / file).read_text() == before + "# mine\n"
+    assert file not in git(dest, "diff", "--name-only", "HEAD^", "HEAD")
+    recipe.write_text(recipe.read_text().replace("  train:\n", "  other:\n"))
+    with pytest.raises(KitError, match="does not know") as caught:
+        apply("mini", "d")
+    assert caught.value.code == "LG203"
+    revert(dest)
+    assert (dest / file).read_text() == before + "# mine\n"
+
+
 def test_the_edited_runtime_is_kept(small, plain) -> None:
     core = plain / "fastvideo/_leangrpo"
     apply("DanceGRPO", tree=plain)

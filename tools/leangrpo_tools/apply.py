@@ -18,7 +18,7 @@ from leangrpo_tools.gitcmd import BASE_REF
 from leangrpo_tools.lock import GitEntry
 from leangrpo_tools.patchplan import Plan
 from leangrpo_tools.recipe import Recipe
-from leangrpo_tools.reconcile import reconcile, settle
+from leangrpo_tools.reconcile import reconcile, settle, standings
 from leangrpo_tools.state import FileState, State
 from leangrpo_tools.tree import Content, Tree, sha256
 
@@ -167,15 +167,18 @@ def _patch_alone(tree: Tree, recipe: Recipe, wish: Wish, entry: lock.Entry) -> A
     result.scripts = chosen
     result.warnings = [text for script in chosen for text in recipe.scripts[script].warnings]
     choices = replace(choices, scripts=chosen)
-    if state is not None and _is_current(tree, recipe, choices, state):
-        edited = states.edited(tree, state)
+    edited = standings(tree, state) if state is not None else {}
+    if state is not None and _is_current(tree, recipe, choices, state) and "unpatched" not in edited.values():
         if edited:
             result.notices.append("patched already; edited since then and left alone: " + ", ".join(edited))
+        parts = [name for name, what in edited.items() if what == "changed"]
+        if parts:
+            result.notices.append("edited inside the patch, or in the runtime: " + ", ".join(parts))
         result.base, result.patch, result.commit = state.base, state.patch, state.commit
         result.patch_seconds = time.monotonic() - start
         return result
     plan = patchplan.make(tree, recipe, chosen, state)
-    done = reconcile(tree, state, {**plan.after, **dict.fromkeys(plan.removed)})
+    done = reconcile(tree, state, plan.targets)
     command = f"apply-patch {recipe.upstream} " + (f"--tree {tree.root}" if tree.made_at() is None else str(tree.root))
     settle(tree, state, done, command, write=not wish.dry_run)
     result.edits = plan.places
@@ -214,7 +217,7 @@ def _check_pin(tree: Tree, entry: lock.Entry, state: State | None, wish: Wish, r
 
 def _is_current(tree: Tree, recipe: Recipe, choices: Choices, state: State) -> bool:
     """Whether this kit would write the very same files again, and they are all there."""
-    if states.missing(tree, state) or states.restored(tree, state):
+    if states.missing(tree, state):
         return False
     core = {name: sha256(content.data) for name, content in vendor.files(recipe.vendor).items()}
     had = {name: item.after for name, item in state.files.items() if item.before is None}
@@ -234,8 +237,7 @@ def _write(
     own = _kit_commits(tree, state, originals)
     base, patch, head, lines = own, None, None, []
     if own is not None:
-        pure: dict[str, Content | None] = {**plan.after, **dict.fromkeys(plan.removed)}
-        new, lines = snapshot.make_tree(tree.git, own, pure)
+        new, lines = snapshot.make_tree(tree.git, own, plan.targets)
         message = f"leangrpo-kit {__version__}: {recipe.upstream} {', '.join(plan.scripts)}"
         patch = snapshot.make_commit(tree.git, new, own, message)
         head = (tree.head() or "", patch)

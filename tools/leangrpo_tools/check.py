@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from leangrpo_tools import __version__, journal, lock, merge, store, vendor
+from leangrpo_tools import __version__, journal, lock, vendor
 from leangrpo_tools import recipe as recipes
 from leangrpo_tools import state as states
+from leangrpo_tools.reconcile import standing
 from leangrpo_tools.state import State
 from leangrpo_tools.tree import Tree, sha256
 
 WORDS = {
     "changed": "edited inside the patch, or in the runtime",
     "conflicting": "a merge is not finished: resolve the markers and run the command again",
-    "unpatched": "has its text from before the patch: run apply-patch again",
+    "unpatched": "the patch is gone from it (git checkout?): run apply-patch again",
     "missing": "missing: run apply-patch again",
 }
 
@@ -84,18 +85,4 @@ def _file(tree: Tree, state: State, name: str) -> str:
         return "missing"
     if item.merge is not None:
         return "conflicting"
-    digest = sha256(now.data)
-    if digest == item.after:
-        return "patched"
-    if digest == item.before:
-        return "unpatched"
-    return "edited" if item.before and _whole(tree, state, name, now.data) else "changed"
-
-
-def _whole(tree: Tree, state: State, name: str, now: bytes) -> bool:
-    """Whether taking the patch out of an edited file and merging it in again gives the file."""
-    item = state.files[name]
-    after = store.get(tree, item.after, name, state.patch)
-    before = store.get(tree, item.before or "", name, state.base)
-    without = merge.merge(name, now, after, before)
-    return not without.places and merge.merge(name, without.data, before, after).data == now
+    return "patched" if sha256(now.data) == item.after else standing(tree, state, name, now.data)

@@ -54,8 +54,16 @@ def adapt(recipe: Recipe, choices: Choices, state: State | None) -> tuple[Recipe
     """
     files, lines = dict(choices.files), dict(choices.lines)
     if state is not None:
+        gone = [name for name in state.scripts if name not in recipe.scripts]
+        if gone:
+            raise KitError(
+                "LG203",
+                f"the tree is patched for {', '.join(gone)}, which this version of the kit does not know",
+                cause="it was patched by another version",
+                fix="revert-patch first, then apply-patch",
+            )
         for name in state.scripts:
-            had = state.script_files.get(name, recipe.scripts[name].file if name in recipe.scripts else "")
+            had = state.script_files.get(name, recipe.scripts[name].file)
             if files.get(name, had) != had:
                 raise KitError(
                     "LG311",
@@ -66,7 +74,6 @@ def adapt(recipe: Recipe, choices: Choices, state: State | None) -> tuple[Recipe
         files = {**state.script_files, **files}
         lines = {**state.anchors, **lines}
     known = {edit.address for script in recipe.scripts.values() for edit in script.edits}
-    files = {name: file for name, file in files.items() if name in recipe.scripts}
     lines = {address: numbers for address, numbers in lines.items() if address in known}
     others = {script.file: name for name, script in recipe.scripts.items() if name not in files}
     for name, file in files.items():

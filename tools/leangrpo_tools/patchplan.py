@@ -13,13 +13,22 @@ from leangrpo_tools.tree import Content, Tree
 
 @dataclass
 class Plan:
-    """The files before the patch (None: absent) and as the patch makes them, and the places that the edits found."""
+    """The files before the patch (None: absent) and as the patch makes them, and the places that the edits found.
+
+    ``removed`` and ``restored`` are files that an older patch added or edited, and this one does not.
+    """
 
     scripts: list[str]
     before: dict[str, Content | None] = field(default_factory=dict)
     after: dict[str, Content] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
+    restored: dict[str, Content] = field(default_factory=dict)
     places: dict[str, list[dict[str, object]]] = field(default_factory=dict)
+
+    @property
+    def targets(self) -> dict[str, Content | None]:
+        """What each file is to become; None for those that go."""
+        return {**self.after, **self.restored, **dict.fromkeys(self.removed)}
 
 
 def make(tree: Tree, recipe: Recipe, scripts: list[str], state: State | None) -> Plan:
@@ -56,6 +65,9 @@ def _read(tree: Tree, recipe: Recipe, state: State | None, plan: Plan) -> None:
             fix="name the file of a script with --script-as S=FILE, or choose those that are there with --script: "
             + ", ".join(recipe.scripts),
         )
+    for name, item in (state.files if state else {}).items():
+        if state is not None and item.before is not None and name not in plan.before:
+            plan.restored[name] = Content(store.get(tree, item.before, name, state.base), item.mode)
     if not tree.path(recipe.vendor).parent.is_dir():
         raise KitError(
             "LG306",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from leangrpo_tools import journal, merge, store
 from leangrpo_tools import state as states
@@ -65,14 +66,15 @@ def _file(
     wanted = sha256(target.data)
     if digest == wanted:
         return
-    if digest in (base, item.before):
-        # Not edited; or the text from before the patch was put back, and the patch is wanted again.
+    if item.before and not item.merge and digest != base and standing(tree, state, name, now.data) == "unpatched":
+        base = item.before  # the text from before the patch was put back (git checkout), and the patch is wanted again
+    if digest == base:
         result.changes[name] = replace(target, mode=now.mode)
         return
     result.merged.append(name)
     if base == wanted:
         return
-    before = store.get(tree, base, name, state.patch if base == item.after else state.base)
+    before = store.get(tree, base, name, state.base if base == item.before else state.patch)
     made = merge.merge(name, now.data, before, target.data)
     if made.places:
         result.conflicts[name] = (made, now, target.data)
@@ -114,12 +116,42 @@ def abort(tree: Tree, state: State) -> list[str]:
         tree.check_writable(name)
         files[name] = item.model_copy(update={"merge": None})
         if now is not None and sha256(now.data) not in (item.merge.marked, item.merge.ours):
-            changes[f"{name}.unmerged"] = now
+            changes[_free(tree, f"{name}.unmerged")] = now
         changes[name] = Content(store.get(tree, item.merge.ours, name), now.mode if now else item.mode)
     if not changes:
         raise KitError("LG301", f"no merge is open in {tree.root}", fix=f"leangrpo check {tree.root}")
     _write(tree, state.model_copy(update={"files": files}), changes, [])
     return sorted(changes)
+
+
+def _free(tree: Tree, name: str) -> str:
+    """The name, with a number behind it if there is such a file."""
+    names = [name, *(f"{name}{number}" for number in range(2, 100))]
+    return next(item for item in names if tree.read(item) is None)
+
+
+def standing(tree: Tree, state: State, name: str, now: bytes) -> Literal["edited", "changed", "unpatched"]:
+    """What became of the patch in a file that was edited: it is whole, changed itself, or gone.
+
+    Whole means that taking it out and merging it in again gives the file; gone that taking it out changes nothing.
+    """
+    item = state.files[name]
+    if item.before is None:
+        return "changed"
+    after = store.get(tree, item.after, name, state.patch)
+    before = store.get(tree, item.before, name, state.base)
+    without = merge.merge(name, now, after, before)
+    if without.places:
+        return "changed"
+    if without.data == now:
+        return "unpatched"
+    return "edited" if merge.merge(name, without.data, before, after).data == now else "changed"
+
+
+def standings(tree: Tree, state: State) -> dict[str, str]:
+    """:func:`standing` of each edited file."""
+    texts = {name: tree.read(name) for name in states.edited(tree, state)}
+    return {name: standing(tree, state, name, text.data) for name, text in texts.items() if text}
 
 
 def _write(tree: Tree, state: State, changes: Mapping[str, Content | None], texts: list[bytes]) -> None:

@@ -105,12 +105,6 @@ def edited(tree: Tree, state: State) -> list[str]:
     return found
 
 
-def restored(tree: Tree, state: State) -> list[str]:
-    """The patched files that have their text from before the patch again (``git checkout``, say)."""
-    now = {name: tree.read(name) for name, item in state.files.items() if item.before != item.after}
-    return [name for name, text in now.items() if text and sha256(text.data) == state.files[name].before]
-
-
 def missing(tree: Tree, state: State) -> list[str]:
     """The patched files that are gone. Nothing of the user's is in them, so they may be put back or left away."""
     return [name for name in state.files if tree.read(name) is None]
