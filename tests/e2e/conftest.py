@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support import toytree
 
-from leangrpo_tools import data
+from leangrpo_tools import data, transform
 
 
 @dataclass
@@ -40,3 +40,21 @@ def clone(kit: Kit) -> Path:
     """A user's own checkout of the toy upstream, on a branch."""
     toytree.git(kit.work, "clone", "-q", str(kit.upstream), "mine")
     return kit.work / "mine"
+
+
+@pytest.fixture
+def small(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> Kit:
+    """A kit with a runtime of two files that transforms each file once, for tests that repeat everything many times."""
+    for path in (kit.root / "leangrpo_core").glob("*.py"):
+        if path.name not in ("__init__.py", "errors.py"):
+            path.unlink()
+    real, known = transform.transform, {}
+
+    def transform_once(file, data, edits):
+        key = (file, data, repr(edits))
+        if key not in known:
+            known[key] = real(file, data, edits)
+        return known[key]
+
+    monkeypatch.setattr(transform, "transform", transform_once)
+    return kit

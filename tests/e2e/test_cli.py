@@ -88,11 +88,32 @@ def test_exit_codes(call, kit) -> None:
     assert call("diff-patch", "./nowhere")[0] == 2
     assert call("diff-patch", "DanceGRPO")[0] == 2
     assert call("leangrpo", "nonsense")[0] == 2
-    call("apply-patch", "DanceGRPO")
-    with open("DanceGRPO/fastvideo/train_grpo_flux.py", "a") as out:
-        out.write("# mine\n")
-    status, _, err = call("revert-patch", "DanceGRPO")
-    assert status == 1 and "error LG302" in err and "train_grpo_flux.py" in err
+    assert call("leangrpo", "explain", "LG999")[0] == 2
+    status, out, _ = call("leangrpo", "explain", "lg603")
+    assert status == 0 and out.startswith("LG603: ") and "lean.flush" in out
+
+
+def test_a_tree_of_the_users_own(call, clone) -> None:
+    file, other = "fastvideo/train_grpo_flux.py", "fastvideo/train_grpo_wan_2_1.py"
+    (clone / file).rename(clone / "fastvideo/ours.py")
+    (clone / other).write_text((clone / other).read_text().replace("randperm", "randn"))
+    status, out, _ = call("apply-patch", "DanceGRPO", "--tree", "mine", "--script-as", "flux=fastvideo/ours.py",
+                          "--script", "wan_2_1", "--allow-partial", "--strict-pin")  # fmt: skip
+    assert status == 1 and "patched DanceGRPO (flux)" in out and "skipped wan_2_1: LG201: " in out
+    status, out, _ = call("leangrpo", "check", "mine")
+    assert status == 0 and "by leangrpo-kit 0.1.0" in out and out.endswith("patched and up to date\n")
+    path = clone / "fastvideo/ours.py"
+    path.write_text(path.read_text().replace("lean.flush(", "lean.flush(  # mine\n"))
+    status, out, _ = call("leangrpo", "check", "mine", "--json", "-")
+    assert status == 1 and json.loads(out)["files"]["fastvideo/ours.py"] == "changed"
+    status, out, err = call("revert-patch", "mine")
+    assert status == 1 and "error LG302" in err and "fastvideo/ours.py:" in err and "--abort" in err
+    status, out, _ = call("leangrpo", "status", "mine")
+    assert status == 0 and "merge not finished: fastvideo/ours.py" in out
+    status, out, err = call("revert-patch", "mine", "--abort")
+    assert status == 0 and "as before the merge" in out and "# mine" in path.read_text()
+    status, _, err = call("apply-patch", "DanceGRPO", "--tree", "mine", "--anchor", "flux.policy=1")
+    assert status == 1 and "error LG201" in err and "--anchor flux.policy=" in err
 
 
 def test_dry_run(call, kit) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from support.toytree import FLUX, WAN, contents, git, snapshot
 
 from leangrpo_tools.apply import apply
+from leangrpo_tools.check import check
+from leangrpo_tools.diff import diff
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.revert import revert
 
@@ -196,14 +199,184 @@ def test_another_upstream(clone) -> None:
     assert caught.value.code == "LG310"
 
 
-def test_no_repository_and_a_folder_inside_one(kit, clone) -> None:
+def test_what_is_no_tree(kit, clone) -> None:
     plain = kit.work / "plain"
     plain.mkdir()
-    assert "init" in refused("LG304", plain)
-    assert str(clone) in refused("LG304", clone / "fastvideo")
+    refused("LG306", plain)
+    assert str(clone) in refused("LG306", clone / "fastvideo")
     with pytest.raises(KitError) as caught:
         apply("DanceGRPO", tree=kit.work / "nothing")
     assert caught.value.code == "LG301"
+
+
+def test_a_tree_without_git(kit, clone) -> None:
+    shutil.rmtree(clone / ".git")
+    before = contents(clone)
+    result = apply("DanceGRPO", tree=clone)
+    assert result.base is None and any("not known" in text for text in result.notices)
+    after = snapshot(clone)
+    assert b"lean.flush" in diff(clone).text and check(clone).exit_code == 0
+    assert not apply("DanceGRPO", tree=clone).changed and snapshot(clone) == after
+    git(clone, "init", "-q")  # later it becomes one
+    git(clone, "add", "-A")
+    assert ".leangrpo" not in git(clone, "status", "--porcelain")
+    assert not apply("DanceGRPO", tree=clone).changed
+    revert(clone)
+    assert contents(clone) == before
+
+
+def test_a_repository_that_is_gone_by_the_time_of_the_revert(clone) -> None:
+    before = contents(clone)
+    apply("DanceGRPO", tree=clone)
+    shutil.rmtree(clone / ".git")
+    revert(clone)
+    assert contents(clone) == before
+
+
+def test_two_trees_in_one_repository(kit, clone) -> None:
+    big = kit.work / "big"
+    git(kit.work, "init", "-q", "big")
+    for name in ("one", "two"):
+        shutil.copytree(clone, big / name, ignore=shutil.ignore_patterns(".git"))
+    git(big, "add", "-A")
+    git(big, "commit", "-q", "-m", "both")
+    apply("DanceGRPO", tree=big / "one", scripts=["flux"])
+    status = git(big, "status", "--porcelain").splitlines()
+    assert status == [f"M one/{FILE}", "?? one/fastvideo/_leangrpo/"]
+    revert(big / "one")
+    assert git(big, "status", "--porcelain", "--ignored") == ""
+
+
+OURS = "fastvideo/train_flux_ours.py"
+
+
+@pytest.mark.parametrize("repository", [True, False])
+def test_a_script_under_another_name(clone, repository: bool) -> None:
+    if not repository:
+        shutil.rmtree(clone / ".git")
+    (clone / FILE).rename(clone / OURS)
+    before = contents(clone)
+    result = apply("DanceGRPO", tree=clone, script_as=[f"flux={OURS}"])
+    assert result.scripts == ["flux"] and "lean.flush" in (clone / OURS).read_text()
+    assert "from fastvideo._leangrpo import lean" in (clone / OURS).read_text()
+    assert not apply("DanceGRPO", tree=clone).changed
+    assert not apply("DanceGRPO", tree=clone, scripts=["flux"]).changed
+    assert not apply("DanceGRPO", tree=clone, script_as=[f"FLUX={OURS}"]).changed
+    assert OURS.encode() in diff(clone).text
+    assert apply("DanceGRPO", tree=clone, scripts=["wan_2_1"]).scripts == ["flux", "wan_2_1"]
+    (clone / FILE).write_text(FLUX)
+    with pytest.raises(KitError) as caught:
+        apply("DanceGRPO", tree=clone, script_as=[f"flux={FILE}"])
+    assert caught.value.code == "LG311"
+    (clone / FILE).unlink()
+    revert(clone)
+    assert contents(clone) == before
+
+
+def test_bad_names_for_scripts(clone) -> None:
+    for text in ("flux=../x.py", "flux=/etc/x.py", "flux=.GIT/config", "flux", "flux="):
+        refused("LG311", clone, script_as=[text])
+    refused("LG311", clone, script_as=[f"flux={OTHER}"], scripts=["wan_2_1"])
+    refused("LG311", clone, script_as=[f"flux={OTHER}", f"wan_2_1={OTHER}"])
+    refused("LG203", clone, script_as=["nothing=x.py"])
+    assert "fastvideo/nothing.py" in refused("LG306", clone, script_as=["flux=fastvideo/nothing.py"])
+
+
+def test_a_package_under_another_name(clone) -> None:
+    (clone / "fastvideo").rename(clone / "video")
+    assert "no folder fastvideo" in refused("LG306", clone, script_as=["flux=video/train_grpo_flux.py"])
+
+
+def doubled(clone) -> tuple[int, int]:
+    """A second call of the network in the update. Returns both lines."""
+    call = "    pred = transformer(hidden_states=latents, words=words)[0]\n"
+    text = FLUX.replace(call, f"    if args.other:\n        return transformer(latents)[0].mean()\n{call}")
+    (clone / FILE).write_text(text)
+    lines = text.splitlines()
+    return lines.index("        return transformer(latents)[0].mean()") + 1, lines.index(call.rstrip()) + 1
+
+
+def test_an_anchor_chosen_by_hand(clone) -> None:
+    first, second = doubled(clone)
+    message = refused("LG201", clone)
+    assert "expected 1, found 2" in message
+    for line, words in ((first, "return transformer(latents)[0].mean()"), (second, "pred = transformer(hidden")):
+        assert f"found {FILE}:{line}: {words}" in message and f"--anchor flux.policy={line}\n" in message
+    before = contents(clone)
+    apply("DanceGRPO", tree=clone, anchors=[f"flux.policy={second}"])
+    text = (clone / FILE).read_text()
+    assert "return transformer(latents)" in text and text.count("lean.policy_call(") == 1
+    after = snapshot(clone)
+    assert not apply("DanceGRPO", tree=clone).changed
+    assert not apply("DanceGRPO", tree=clone, anchors=[f"flux.policy={second}"]).changed
+    assert snapshot(clone) == after
+    assert apply("DanceGRPO", tree=clone, anchors=[f"flux.policy={first},{second}"]).changed
+    assert (clone / FILE).read_text().count("lean.policy_call(") == 2
+    revert(clone)
+    assert contents(clone) == before
+    assert apply("DanceGRPO", tree=clone, scripts=["flux"], anchors=[f"policy={first}"]).changed
+
+
+def test_bad_anchors(clone) -> None:
+    first, second = doubled(clone)
+    message = refused("LG201", clone, anchors=["flux.policy=3"])
+    assert "chosen by --anchor: 3" in message and f"--anchor flux.policy={first}\n" in message
+    assert "flux.policy or wan_2_1.policy" in refused("LG209", clone, anchors=[f"policy={second}"])
+    for text in ("flux.nothing=3", "flux.policy", "flux.policy=x", "flux.policy=0"):
+        refused("LG209", clone, anchors=[text])
+
+
+def test_allow_partial(clone) -> None:
+    (clone / OTHER).write_text(WAN.replace("randperm", "randn"))
+    before = contents(clone)
+    result = apply("DanceGRPO", tree=clone, allow_partial=True)
+    assert result.scripts == ["flux"] and result.exit_code == 1 and result.to_json()["ok"] is False
+    assert "randperm" in str(result.skipped["wan_2_1"]["what"])
+    assert "lean.flush" in (clone / FILE).read_text() and (clone / OTHER).read_bytes() == before[OTHER][0]
+    after = snapshot(clone)
+    again = apply("DanceGRPO", tree=clone, allow_partial=True)
+    assert not again.changed and again.exit_code == 1 and snapshot(clone) == after
+    assert apply("DanceGRPO", tree=clone, allow_partial=True, scripts=["flux"]).exit_code == 0
+    (clone / OTHER).write_text(WAN)
+    result = apply("DanceGRPO", tree=clone, allow_partial=True)
+    assert result.changed and result.exit_code == 0
+    revert(clone)
+    (clone / FILE).unlink()
+    (clone / OTHER).write_text("def broken(:\n")
+    message = refused("LG201", clone, allow_partial=True)
+    assert "flux: LG306" in message and "wan_2_1: LG204" in message
+
+
+def test_strict_pin(kit, clone) -> None:
+    (clone / FILE).write_text("# edited\n" + FLUX)
+    assert apply("DanceGRPO", tree=clone, strict_pin=True).changed
+    assert not apply("DanceGRPO", tree=clone, strict_pin=True).changed
+    revert(clone)
+    git(clone, "commit", "-q", "-a", "-m", "mine")
+    assert git(clone, "rev-parse", "HEAD") in refused("LG312", clone, strict_pin=True)
+    shutil.rmtree(clone / ".git")
+    refused("LG312", clone, strict_pin=True)
+    for _ in range(2):
+        apply("DanceGRPO", "made", strict_pin=True)
+
+
+def test_a_copy_without_the_kits_folder(clone) -> None:
+    apply("DanceGRPO", tree=clone)
+    shutil.rmtree(clone / ".leangrpo")
+    result = check(clone)
+    assert result.exit_code == 1 and "fastvideo/_leangrpo is there, but .leangrpo is not" in result.problems[0]
+
+
+def test_check(clone) -> None:
+    assert check(clone).problems == ["not patched"]
+    apply("DanceGRPO", tree=clone)
+    assert check(clone).exit_code == 0 and check(clone).kit == "0.1.0"
+    (clone / FILE).write_text(
+        (clone / FILE).read_text().replace("            lean.flush(transformer, optimizer)\n", "")
+    )
+    assert check(clone).files[FILE] == "changed" and check(clone).exit_code == 1
+    (clone / FILE).unlink()
+    assert check(clone).files[FILE] == "missing"
 
 
 def test_a_git_folder_full_of_traps(kit, clone) -> None:
@@ -220,7 +393,6 @@ def test_a_git_folder_full_of_traps(kit, clone) -> None:
     (clone / ".gitattributes").write_text("* filter=t diff=t\n")
     (clone / ".git/info/attributes").write_text("* filter=t diff=t\n")
     before = contents(clone)
-    from leangrpo_tools.diff import diff
     from leangrpo_tools.status import status
 
     apply("DanceGRPO", tree=clone)
@@ -239,3 +411,94 @@ def test_variables_of_a_surrounding_git_process(clone, kit, monkeypatch: pytest.
     clean_environment()
     assert "GIT_DIR" not in os.environ
     assert apply("DanceGRPO", tree=clone).changed
+
+
+def test_a_partial_clone_fetches_nothing(kit, clone) -> None:
+    """Fetching what is missing would run a command from the repository's configuration."""
+    git(clone, "config", "extensions.partialClone", "origin")
+    git(clone, "config", "remote.origin.promisor", "true")
+    git(clone, "config", "remote.origin.uploadpack", f"touch {kit.work}/sprung; git-upload-pack")
+    before = contents(clone)
+    apply("DanceGRPO", tree=clone)
+    for path in (clone / ".git/objects").glob("??/*"):  # packed objects stay
+        path.unlink()
+    shutil.rmtree(clone / ".leangrpo/store")
+    with pytest.raises(KitError) as caught:
+        revert(clone)
+    assert caught.value.code == "LG308"
+    assert not (kit.work / "sprung").exists() and set(before) < set(contents(clone))
+
+
+@pytest.mark.parametrize("linked", [".leangrpo/stage", ".leangrpo/store", ".leangrpo/journal.json.new", ".git/info",
+                                    ".git/info/exclude", ".git/leangrpo.lock"])  # fmt: skip
+def test_links_in_the_kits_own_places(kit, clone, linked: str) -> None:
+    outside = kit.work / "outside"
+    outside.mkdir()
+    (outside / "exclude").write_text("theirs\n")
+    target = outside if linked.endswith(("stage", "store", "info")) else outside / "exclude"
+    path = clone / linked
+    path.parent.mkdir(exist_ok=True)
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    path.symlink_to(target)
+    try:
+        apply("DanceGRPO", tree=clone)
+        revert(clone)
+    except KitError as err:
+        assert err.code in ("LG112", "LG303", "LG110"), err
+    assert {item.name: item.read_text() for item in outside.iterdir()} == {"exclude": "theirs\n"}
+
+
+def test_submodules(kit, clone) -> None:
+    """The package may not be a repository of its own; other submodules, and being one, do no harm."""
+    outer = kit.work / "outer"
+    git(kit.work, "init", "-q", "outer")
+    git(outer, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(kit.upstream), "inner")
+    before = contents(outer / "inner")
+    apply("DanceGRPO", tree=outer / "inner")
+    revert(outer / "inner")
+    assert contents(outer / "inner") == before
+    git(clone, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(kit.upstream), "third")
+    apply("DanceGRPO", tree=clone)
+    revert(clone)
+    git(clone / "fastvideo", "init", "-q")
+    assert "fastvideo is a repository of its own" in refused("LG303", clone)
+
+
+def test_a_huge_file(clone) -> None:
+    with open(clone / "data.bin", "wb") as out:
+        out.truncate(1 << 40)  # sparse; it is never read
+    apply("DanceGRPO", tree=clone)
+    revert(clone)
+    (clone / "data.bin").unlink()
+    with open(clone / FILE, "ab") as out:
+        out.truncate(9 << 20)
+    message = refused("LG208", clone)
+    assert FILE in message and "9 MiB" in message
+
+
+def test_a_read_only_folder(clone) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    (clone / "fastvideo").chmod(0o555)
+    try:
+        refused("LG305", clone)
+    finally:
+        (clone / "fastvideo").chmod(0o755)
+
+
+def test_names_that_differ_in_case_only(clone) -> None:
+    others = ["fastvideo/TRAIN_grpo_flux.py", "fastvideo/_LeanGRPO/__init__.py", ".LEANGRPO/state.json"]
+    for name in others:
+        (clone / name).parent.mkdir(exist_ok=True)
+        (clone / name).write_text("theirs\n")
+    if (clone / FILE).read_text() == "theirs\n":
+        pytest.skip("this file system does not tell them apart")
+    git(clone, "add", "-A", "-f")
+    git(clone, "commit", "-q", "-m", "case")
+    git(clone, "config", "core.ignorecase", "true")
+    before = contents(clone)
+    apply("DanceGRPO", tree=clone)
+    assert FLUX.strip() == git(clone, "show", f"refs/leangrpo/base:{FILE}")
+    assert all((clone / name).read_text() == "theirs\n" for name in others)
+    revert(clone)
+    assert contents(clone) == before

@@ -173,3 +173,16 @@ def snapshot(folder: Path) -> dict[str, tuple[bytes, int, int]]:
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     """Like :func:`snapshot`, less the mtime."""
     return {name: item[:2] for name, item in snapshot(folder).items()}
+
+
+def newer(root: Path) -> None:
+    """A newer kit: one file of the runtime changed, one added, and another text at two places of the script."""
+    recipe = root / "patches/DanceGRPO/recipe.yaml"
+    text = recipe.read_text()
+    new = text.replace("lean.flush(transformer, optimizer)", "lean.flush(transformer, optimizer, tag=2)")
+    new = new.replace("from fastvideo._leangrpo import lean", "from fastvideo._leangrpo import (lean)")
+    assert new != text
+    recipe.write_text(new)
+    with open(root / "leangrpo_core/errors.py", "a") as out:
+        out.write("# newer\n")
+    (root / "leangrpo_core/added.py").write_text("x = 1\n")

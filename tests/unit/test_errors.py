@@ -4,12 +4,16 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 import leangrpo_tools
 from leangrpo_core import errors as runtime_errors
-from leangrpo_tools import errors
+from leangrpo_tools import errors, explain
 from leangrpo_tools.errors import CODES, KitError
 
-SOURCES = [path for path in Path(leangrpo_tools.__file__).parent.rglob("*.py") if path.name != "errors.py"]
+SOURCES = [
+    path for path in Path(leangrpo_tools.__file__).parent.rglob("*.py") if path.name not in ("errors.py", "explain.py")
+]
 
 
 def test_distinct() -> None:
@@ -25,7 +29,7 @@ def test_each_is_raised_and_each_that_is_raised_is_known() -> None:
     used: set[str] = set()
     for path in SOURCES:
         used |= set(re.findall(r'"(LG[1-5]\d\d)"', path.read_text()))
-    assert set(CODES) == used
+    assert set(CODES) == used | {"LG120"}
 
 
 def test_the_runtime_has_its_own_range() -> None:
@@ -34,6 +38,16 @@ def test_the_runtime_has_its_own_range() -> None:
         if path.name != "errors.py":
             used |= set(re.findall(r'"(LG\d{3})"', path.read_text()))
     assert set(runtime_errors.CODES) == used and all(code.startswith("LG6") for code in used)
+
+
+def test_each_is_explained() -> None:
+    assert set(explain.EXPLAINED) == set(CODES) | set(runtime_errors.CODES) == set(explain.titles())
+    for code in explain.EXPLAINED:
+        text = explain.explain(code.lower())
+        assert text.startswith(f"{code}: ") and "\n\ncause: " in text and "\n\nwhat to do: " in text
+    with pytest.raises(KitError) as caught:
+        explain.explain("LG999")
+    assert caught.value.code == "LG120" and "LG201" in caught.value.cause
 
 
 def test_exit_codes() -> None:

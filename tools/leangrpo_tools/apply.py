@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from leangrpo_tools import __version__, fetch, journal, lock, patchplan, snapshot, vendor
 from leangrpo_tools import recipe as recipes
 from leangrpo_tools import state as states
+from leangrpo_tools.choices import Choices, adapt, parse
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.gitcmd import BASE_REF
 from leangrpo_tools.lock import GitEntry
 from leangrpo_tools.patchplan import Plan
 from leangrpo_tools.recipe import Recipe
+from leangrpo_tools.reconcile import reconcile, settle, standings
 from leangrpo_tools.state import FileState, State
 from leangrpo_tools.tree import Content, Tree, sha256
 
 
 @dataclass
 class ApplyResult:
-    """What ``apply`` did. ``diff`` is filled by a dry run, ``edits`` lists the places by file."""
+    """What ``apply`` did. ``diff`` is filled by a dry run, ``edits`` lists the places by file, ``skipped`` says why."""
 
     upstream: str
     dest: Path
@@ -36,15 +39,31 @@ class ApplyResult:
     warnings: list[str] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
     edits: dict[str, list[dict[str, object]]] = field(default_factory=dict)
+    skipped: dict[str, dict[str, object]] = field(default_factory=dict)
     diff: bytes = b""
     fetch_seconds: float = 0.0
     patch_seconds: float = 0.0
 
+    @property
+    def exit_code(self) -> int:
+        """1 if a script that was asked for is not patched."""
+        return 1 if self.skipped else 0
+
     def to_json(self) -> dict[str, object]:
         """Plain data for ``--json``."""
-        plain: dict[str, object] = {**self.__dict__, "ok": True, "dest": str(self.dest)}
+        plain: dict[str, object] = {**self.__dict__, "ok": not self.skipped, "dest": str(self.dest)}
         plain["diff"] = self.diff.decode("utf-8", "replace")
         return plain
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the options ask for."""
+
+    choices: Choices
+    dry_run: bool
+    allow_partial: bool
+    strict_pin: bool
 
 
 def apply(
@@ -54,6 +73,10 @@ def apply(
     source: str | None = None,
     tree: Path | str | None = None,
     scripts: list[str] | None = None,
+    script_as: Sequence[str] = (),
+    anchors: Sequence[str] = (),
+    allow_partial: bool = False,
+    strict_pin: bool = False,
     dry_run: bool = False,
 ) -> ApplyResult:
     """Patch a checkout of the upstream ``name``.
@@ -64,16 +87,20 @@ def apply(
         source: URL or path to fetch from instead of the lock's.
         tree: patch this checkout of the user's own instead. HEAD, index and branches stay as they are.
         scripts: names from the recipe; by default all of them, or what a patched tree has already.
+        script_as: ``SCRIPT=FILE`` for scripts that have another name in this tree; chooses the script, too.
+        anchors: ``EDIT=LINE,...``: which places are meant where more match than the recipe expects.
+        allow_partial: patch the scripts that can be patched, and say why the others cannot.
+        strict_pin: raise LG312 unless the tree is at the pinned commit.
         dry_run: write nothing (except to the cache) and fill ``diff``.
     """
     locked = lock.load()
     upstream = locked.find(name)
     recipe = recipes.load(upstream)
-    wanted = [recipe.find(script).name for script in scripts or []]
+    wish = Wish(parse(recipe, scripts or [], script_as, anchors), dry_run, allow_partial, strict_pin)
     if tree is not None:
         if dest is not None or source is not None:
             raise KitError("LG103", "--tree goes with neither DEST nor --source", fix="leave them out")
-        return _patch(Tree(Path(tree)), recipe, wanted, locked.upstreams[upstream], dry_run)
+        return _patch(Tree(Path(tree)), recipe, wish, locked.upstreams[upstream])
     folder = Path(dest or upstream)
     entry = locked.upstreams[upstream]
     start = time.monotonic()
@@ -82,12 +109,12 @@ def apply(
             with tempfile.TemporaryDirectory(prefix="leangrpo-") as temp:
                 fetch.checkout(upstream, entry, Path(temp) / "tree", source)
                 seconds = time.monotonic() - start
-                result = _patch(Tree(Path(temp) / "tree"), recipe, wanted, entry, dry_run)
+                result = _patch(Tree(Path(temp) / "tree"), recipe, wish, entry)
                 result.dest, result.fetch_seconds = folder, seconds
                 return result
         fetch.checkout(upstream, entry, folder, source)
     seconds = time.monotonic() - start
-    result = _patch(Tree(folder), recipe, wanted, entry, dry_run)
+    result = _patch(Tree(folder), recipe, wish, entry)
     result.fetch_seconds = seconds
     return result
 
@@ -103,17 +130,17 @@ def _ours(folder: Path) -> bool:
     return tree.made_at() is not None
 
 
-def _patch(tree: Tree, recipe: Recipe, wanted: list[str], entry: lock.Entry, dry_run: bool) -> ApplyResult:
-    with nullcontext() if dry_run else tree.lock():
-        return _patch_alone(tree, recipe, wanted, entry, dry_run)
+def _patch(tree: Tree, recipe: Recipe, wish: Wish, entry: lock.Entry) -> ApplyResult:
+    with nullcontext() if wish.dry_run else tree.lock():
+        return _patch_alone(tree, recipe, wish, entry)
 
 
-def _patch_alone(tree: Tree, recipe: Recipe, wanted: list[str], entry: lock.Entry, dry_run: bool) -> ApplyResult:
+def _patch_alone(tree: Tree, recipe: Recipe, wish: Wish, entry: lock.Entry) -> ApplyResult:
     start = time.monotonic()
-    result = ApplyResult(recipe.upstream, tree.root, [], dry_run=dry_run, commit=tree.head())
-    if dry_run and journal.pending(tree):
+    result = ApplyResult(recipe.upstream, tree.root, [], dry_run=wish.dry_run, commit=tree.head())
+    if wish.dry_run and journal.pending(tree):
         raise KitError("LG309", "an earlier run was interrupted", fix="run it again without --dry-run first")
-    repaired = None if dry_run else journal.recover(tree)
+    repaired = None if wish.dry_run else journal.recover(tree)
     result.notices += [repaired] if repaired else []
     state = states.load(tree)
     if state is not None and state.upstream != recipe.upstream:
@@ -122,76 +149,116 @@ def _patch_alone(tree: Tree, recipe: Recipe, wanted: list[str], entry: lock.Entr
             f"{tree.root} is patched for {state.upstream}",
             fix=f"revert-patch {tree.root}, or choose another folder",
         )
+    _check_pin(tree, entry, state, wish, result)
+    recipe, choices = adapt(recipe, wish.choices, state)
     had = state.scripts if state else []
-    chosen = [script for script in recipe.scripts if script in {*had, *(wanted or had or recipe.scripts)}]
+    default = recipe.scripts if wish.allow_partial else had or recipe.scripts
+    chosen = [script for script in recipe.scripts if script in {*had, *(choices.scripts or default)}]
+    if wish.allow_partial:
+        chosen, skipped = patchplan.possible(tree, recipe, chosen, state)
+        result.skipped = {name: err.to_json() for name, err in skipped.items()}
+        if not chosen:
+            raise KitError(
+                "LG201",
+                "nothing was written; no script can be patched\n"
+                + "\n".join(f"{name}: {err.code}: {err.what}" for name, err in skipped.items()),
+                fix="leangrpo explain " + next(iter(skipped.values())).code,
+            )
     result.scripts = chosen
     result.warnings = [text for script in chosen for text in recipe.scripts[script].warnings]
-    pinned = tree.made_at() or (entry.commit if isinstance(entry, GitEntry) else None)
-    if state is None and pinned is not None and result.commit != pinned:
-        result.notices.append(
-            f"HEAD is {result.commit}, the pin is {pinned}: patched by its anchors, all of them match"
-        )
-    if state is not None and _is_current(recipe, chosen, state) and not states.missing(tree, state):
-        edited = states.edited(tree, state)
+    choices = replace(choices, scripts=chosen)
+    edited = standings(tree, state) if state is not None else {}
+    if state is not None and _is_current(tree, recipe, choices, state) and "unpatched" not in edited.values():
         if edited:
             result.notices.append("patched already; edited since then and left alone: " + ", ".join(edited))
+        parts = [name for name, what in edited.items() if what == "changed"]
+        if parts:
+            result.notices.append("edited inside the patch, or in the runtime: " + ", ".join(parts))
         result.base, result.patch, result.commit = state.base, state.patch, state.commit
         result.patch_seconds = time.monotonic() - start
         return result
     plan = patchplan.make(tree, recipe, chosen, state)
-    if state is not None:
-        patchplan.refuse_edited(tree, state, "apply-patch")
+    done = reconcile(tree, state, plan.targets)
+    command = f"apply-patch {recipe.upstream} " + (f"--tree {tree.root}" if tree.made_at() is None else str(tree.root))
+    settle(tree, state, done, command, write=not wish.dry_run)
     result.edits = plan.places
     result.files = {name: "added" if plan.before[name] is None else "edited" for name in sorted(plan.after)}
-    result.files |= {name: "removed" for name in plan.removed}
+    result.files |= {name: "removed" for name in plan.removed if name not in done.left}
+    result.notices += [f"{name}: your edits were kept, and merged with the patch" for name in done.merged]
+    result.notices += [f"{name}: not part of the runtime any more, but edited: left there" for name in done.left]
     result.changed = True
-    if dry_run:
+    if wish.dry_run:
         from leangrpo_tools.textdiff import diff
 
-        shown = {name: (plan.before[name], plan.after[name]) for name in plan.places}
-        result.diff = diff({name: pair for name, pair in shown.items()})
+        result.diff = diff({name: (tree.read(name), done.changes.get(name, tree.read(name))) for name in plan.places})
     else:
-        _write(tree, recipe, plan, state, result)
+        _write(tree, recipe, choices, plan, state, result, done.changes)
     result.patch_seconds = time.monotonic() - start
     return result
 
 
-def _is_current(recipe: Recipe, chosen: list[str], state: State) -> bool:
-    """Whether this kit would write the very same files again."""
+def _check_pin(tree: Tree, entry: lock.Entry, state: State | None, wish: Wish, result: ApplyResult) -> None:
+    """Compare the tree's commit with the pin. Raises LG312 if they differ and the pin is strict."""
+    commit = state.commit if state and result.commit == state.patch else result.commit
+    pinned = entry.commit if isinstance(entry, GitEntry) else tree.made_at()
+    if commit == pinned and pinned is not None:
+        return
+    if wish.strict_pin:
+        raise KitError(
+            "LG312",
+            f"HEAD is {commit or 'unknown'}, the pin is {pinned or 'not a commit'}",
+            cause="--strict-pin takes no other commit" if tree.is_repo else f"{tree.root} is no git repository",
+            fix="leave --strict-pin out" + (f", or: git -C {tree.root} checkout {pinned}" if tree.is_repo else ""),
+        )
+    if state is None and pinned is not None:
+        where = f"HEAD is {commit}" if commit else "the commit of this tree is not known"
+        result.notices.append(f"{where}, the pin is {pinned}: patched by its anchors, all of them match")
+
+
+def _is_current(tree: Tree, recipe: Recipe, choices: Choices, state: State) -> bool:
+    """Whether this kit would write the very same files again, and they are all there."""
+    if states.missing(tree, state):
+        return False
     core = {name: sha256(content.data) for name, content in vendor.files(recipe.vendor).items()}
     had = {name: item.after for name, item in state.files.items() if item.before is None}
-    return (state.kit, state.recipe, state.scripts, had) == (__version__, recipe.sha256, chosen, core)
+    chosen = (choices.scripts, choices.files, choices.lines)
+    return (
+        (state.kit, state.recipe, had) == (__version__, recipe.sha256, core)
+        and (state.scripts, state.script_files, state.anchors) == chosen
+        and not any(item.merge for item in state.files.values())
+    )
 
 
-def _write(tree: Tree, recipe: Recipe, plan: Plan, state: State | None, result: ApplyResult) -> None:
+def _write(
+    tree: Tree, recipe: Recipe, choices: Choices, plan: Plan, state: State | None, result: ApplyResult,
+    changes: dict[str, Content | None],
+) -> None:  # fmt: skip
     originals = {name: plan.before[name] for name in plan.places}
     own = _kit_commits(tree, state, originals)
+    base, patch, head, lines = own, None, None, []
     if own is not None:
-        base = own
-    else:
-        start = state.base if state else tree.head()
+        new, lines = snapshot.make_tree(tree.git, own, plan.targets)
+        message = f"leangrpo-kit {__version__}: {recipe.upstream} {', '.join(plan.scripts)}"
+        patch = snapshot.make_commit(tree.git, new, own, message)
+        head = (tree.head() or "", patch)
+    elif tree.is_repo:
+        start = state.base if state and state.base else tree.head()
         pre, _ = snapshot.make_tree(tree.git, start, originals)
         parent = tree.git.maybe("rev-parse", "--verify", "--quiet", f"{start}^") if state else start
         base = snapshot.make_commit(tree.git, pre, parent, f"{recipe.upstream} before leangrpo-kit")
-    changes: dict[str, Content | None] = {**plan.after, **dict.fromkeys(plan.removed)}
-    patch, head, lines = None, None, []
-    if own is not None:
-        new, lines = snapshot.make_tree(tree.git, base, changes)
-        message = f"leangrpo-kit {__version__}: {recipe.upstream} {', '.join(plan.scripts)}"
-        patch = snapshot.make_commit(tree.git, new, base, message)
-        head = (tree.head() or "", patch)
-    else:
         result.notices.append("HEAD, index and branches were left alone; the files' earlier text is in " + BASE_REF)
     record = State(
         kit=__version__,
         upstream=recipe.upstream,
         commit=state.commit if state else tree.head(),
-        tree=state.tree if state else tree.git.maybe("rev-parse", "--verify", "--quiet", "HEAD^{tree}"),
+        tree=state.tree if state else tree.head_tree(),
         recipe=recipe.sha256,
         vendor=recipe.vendor,
         scripts=plan.scripts,
         base=base,
         patch=patch,
+        script_files=choices.files,
+        anchors=choices.lines,
         files={
             name: FileState(
                 before=sha256(old.data) if (old := plan.before[name]) else None,
@@ -201,15 +268,15 @@ def _write(tree: Tree, recipe: Recipe, plan: Plan, state: State | None, result: 
             for name, content in plan.after.items()
         },
     )
-    operations = journal.stage(tree, changes)
+    texts = [content.data for content in [*plan.before.values(), *plan.after.values()] if content is not None]
     journal.commit(
         tree,
         journal.Journal(
             kind="apply",
-            operations=operations,
+            operations=journal.stage(tree, changes, texts),
             head=head,
             index=lines,
-            refs={BASE_REF: base},
+            refs={BASE_REF: base} if tree.is_repo else {},
             vendor=recipe.vendor,
             state=states.dump(record).decode(),
         ),

@@ -24,6 +24,16 @@ def apply_command(
     source: Source = None,
     tree: Annotated[Path | None, typer.Option(help="Patch this checkout of your own instead.")] = None,
     script: Annotated[list[str] | None, typer.Option(metavar="S", help="Only this script; may be repeated.")] = None,
+    script_as: Annotated[
+        list[str] | None, typer.Option(metavar="S=FILE", help="Script S, which is called FILE here; may be repeated.")
+    ] = None,
+    anchor: Annotated[
+        list[str] | None, typer.Option(metavar="EDIT=LINE", help="Which of several places is meant; error LG201 says.")
+    ] = None,
+    allow_partial: Annotated[
+        bool, typer.Option("--allow-partial", help="Patch the scripts that can be; exit 1 if one cannot.")
+    ] = False,
+    strict_pin: Annotated[bool, typer.Option("--strict-pin", help="Take no other commit than the pin.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the diff, write nothing.")] = False,
     json: Json = None,
 ) -> None:
@@ -33,7 +43,19 @@ def apply_command(
     with show.outcome(json) as out:
         from leangrpo_tools.apply import apply
 
-        out.done(apply(name, dest, source=source, tree=tree, scripts=script, dry_run=dry_run), show.applied)
+        result = apply(
+            name,
+            dest,
+            source=source,
+            tree=tree,
+            scripts=script,
+            script_as=script_as or (),
+            anchors=anchor or (),
+            allow_partial=allow_partial,
+            strict_pin=strict_pin,
+            dry_run=dry_run,
+        )
+        out.done(result, show.applied)
 
 
 def diff_command(
@@ -53,15 +75,19 @@ def diff_command(
         show.differs(diff(folder_of(target), stat=stat, colour=colour, everything=everything), output)
 
 
-def revert_command(target: Target, json: Json = None) -> None:
-    """Undo the patch: every byte, mode and HEAD."""
+def revert_command(
+    target: Target,
+    abort: Annotated[bool, typer.Option("--abort", help="Undo a merge that left conflicts instead.")] = False,
+    json: Json = None,
+) -> None:
+    """Undo the patch: every byte, mode and HEAD; edits made since then stay."""
     from leangrpo_tools import show
 
     with show.outcome(json) as out:
         from leangrpo_tools.names import folder_of
         from leangrpo_tools.revert import revert
 
-        out.done(revert(folder_of(target)), show.reverted)
+        out.done(revert(folder_of(target), abort=abort), show.reverted)
 
 
 def verify_command(
@@ -141,6 +167,30 @@ def status_command(
         out.done(status(folder_of(target)), show.state)
 
 
+def check_command(
+    target: Annotated[str, typer.Argument(metavar="NAME|DEST", help="A folder; default: the current one.")] = ".",
+    json: Json = None,
+) -> None:
+    """For CI: exit 0 only if a folder is patched, up to date, and the patch is whole."""
+    from leangrpo_tools import show
+
+    with show.outcome(json) as out:
+        from leangrpo_tools.check import check
+        from leangrpo_tools.names import folder_of
+
+        out.done(check(folder_of(target)), show.checked)
+
+
+def explain_command(code: Annotated[str, typer.Argument(metavar="CODE", help="Such as LG201.")]) -> None:
+    """Say what an error code means, what causes it, and what to do."""
+    from leangrpo_tools import show
+
+    with show.outcome(None) as out:
+        from leangrpo_tools.explain import explain
+
+        out.done(explain(code), str)
+
+
 COMMANDS = {
     "apply": apply_command,
     "diff": diff_command,
@@ -148,6 +198,8 @@ COMMANDS = {
     "verify": verify_command,
     "list": list_command,
     "status": status_command,
+    "check": check_command,
+    "explain": explain_command,
     "plan": plan_command,
 }
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from leangrpo_tools import state as states
+from leangrpo_tools import store
 from leangrpo_tools.textdiff import diff as text_diff
 from leangrpo_tools.tree import Content, Tree
 
@@ -34,7 +35,9 @@ def diff(dest: Path, *, stat: bool = False, colour: bool = False, everything: bo
         if item.before is None and not everything:
             left_out.append(name)
             continue
-        old = tree.blob(state.base, name) if item.before is not None else None
+        old = None
+        if item.before is not None:
+            old = Content(store.get(tree, item.before, name, state.base), 0o755 if item.mode & 0o100 else 0o644)
         new = tree.read(name)
         if old is not None and new is not None:
             # git keeps one bit of the mode: compare that, not the user's umask.

@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from leangrpo_tools.errors import KitError
@@ -26,16 +26,23 @@ def guard_disk(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Hold a lock file, waiting for another run that has it. The system drops the lock of a killed run."""
+    """Hold a lock file, or a folder, waiting for another run that has it. The system drops the lock of a killed run."""
     try:
         import fcntl
     except ImportError:  # no such locks on this system
         yield
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    folder = path.is_dir()
+    with guard_disk(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        held = os.open(path, os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    try:
+        # Some network file systems lock no folders; a lock less is better than no patch.
+        with suppress(OSError) if folder else nullcontext():
+            fcntl.flock(held, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(held)
 
 
 def disk_full(folder: Path) -> KitError:

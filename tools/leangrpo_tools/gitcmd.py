@@ -14,6 +14,7 @@ SAFE = (
     "core.fsmonitor=false",
     "core.autocrlf=false",
     "core.safecrlf=false",
+    "core.ignorecase=false",
     "core.attributesFile=/dev/null",
     "core.pager=cat",
     "protocol.ext.allow=never",
@@ -67,9 +68,13 @@ def clean_environment() -> None:
 
 
 class Git:
-    """git in one folder. ``isolated`` ignores the user's and the system's configuration (and so, all filters)."""
+    """git in one folder.
 
-    def __init__(self, folder: Path, *, isolated: bool = False) -> None:
+    ``isolated`` ignores the user's and the system's configuration (and so, all filters). ``offline`` lets a partial
+    clone not fetch what it lacks: how it would do that is up to the repository's configuration, a command included.
+    """
+
+    def __init__(self, folder: Path, *, isolated: bool = False, offline: bool = False) -> None:
         try:
             import git as gitpython
         except ImportError as err:
@@ -78,6 +83,8 @@ class Git:
         self._git = gitpython.Git(str(folder))
         self._not_found = gitpython.GitCommandNotFound
         self._env = {"GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1", "GIT_OPTIONAL_LOCKS": "0"}
+        if offline:
+            self._env |= {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
         if isolated:
             self._env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
 

@@ -1,13 +1,17 @@
 """Change many files so that an interruption is repaired by the next run.
 
-Everything new is staged under ``.leangrpo/stage`` first, then one journal file is put in place: from that moment the
-change is decided, and :func:`recover` completes it. Before that moment nothing outside ``.leangrpo`` was touched.
+Everything new is staged under ``.leangrpo/stage`` first (texts to remember go to ``.leangrpo/store``), then one journal
+file is put in place: from that moment the change is decided, and :func:`recover` completes it. Before that moment
+nothing outside ``.leangrpo`` was touched.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import stat
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -39,7 +43,7 @@ class Journal(BaseModel):
     ``refs`` are refs to set or (None) delete."""
 
     model_config = ConfigDict(extra="forbid")
-    kind: Literal["apply", "revert"]
+    kind: Literal["apply", "revert", "merge"]
     operations: list[Operation]
     head: tuple[str, str] | None = None
     index: list[str] = []
@@ -48,12 +52,17 @@ class Journal(BaseModel):
     state: str | None = None
 
 
-def stage(tree: Tree, changes: dict[str, Content | None]) -> list[Operation]:
-    """Write the new contents under ``.leangrpo/stage``. None removes a file."""
+def stage(tree: Tree, changes: Mapping[str, Content | None], texts: Iterable[bytes] = ()) -> list[Operation]:
+    """Write the new contents under ``.leangrpo/stage`` (None removes a file) and ``texts`` into the store."""
     with guard_disk(tree.root):
         folder = tree.kit / "stage"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
+        for data in texts:
+            kept = tree.path(f"{tree.kit.name}/store/{sha256(data)}")
+            kept.parent.mkdir(exist_ok=True)
+            if not kept.exists():
+                _write(kept, Content(data, 0o644))
         operations = []
         for number, (name, new) in enumerate(sorted(changes.items())):
             old = tree.read(name)
@@ -124,9 +133,14 @@ def _read(tree: Tree) -> Journal:
 
 def _discard(tree: Tree) -> str | None:
     """Remove what a run left that was interrupted before its change was decided."""
-    left = [item for item in tree.kit.iterdir() if item.name == "stage" or item.suffix == ".new"]
+    no_state = not (tree.kit / "state.json").exists()
+    left = [
+        item
+        for item in tree.kit.iterdir()
+        if item.name == "stage" or item.suffix == ".new" or (no_state and item.name == "store")
+    ]
     for item in left:
-        shutil.rmtree(item) if item.is_dir() else item.unlink()
+        shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
     if not any(tree.kit.iterdir()):
         tree.kit.rmdir()
     return "an earlier run was interrupted before it changed anything: its leftovers were removed" if left else None
@@ -157,6 +171,7 @@ def _carry_out(tree: Tree, journal: Journal) -> None:
         if not (tree.kit / "config.yaml").exists():
             _write(tree.kit / "config.yaml", Content(DEFAULTS.encode(), 0o644))
         _write(tree.kit / "state.json", Content(journal.state.encode(), 0o644))
+        _forget(tree, journal.state)
         (tree.kit / "journal.json").unlink()
         shutil.rmtree(tree.kit / "stage", ignore_errors=True)
         return
@@ -181,6 +196,15 @@ def _git(tree: Tree, *args: str) -> None:
         ) from err
 
 
+def _forget(tree: Tree, state: str) -> None:
+    """Remove texts from the store that the state does not need any more."""
+    files = json.loads(state)["files"].values()
+    needed = {value for item in files for value in (item["before"], item["after"], *(item["merge"] or {}).values())}
+    for path in tree.path(f"{tree.kit.name}/store").glob("*"):
+        if path.name not in needed:
+            path.unlink()
+
+
 def _remove_vendored(tree: Tree, vendor: str) -> None:
     """Compiled files and then empty folders; files that are not the kit's stay."""
     root = tree.path(vendor)
@@ -194,7 +218,12 @@ def _remove_vendored(tree: Tree, vendor: str) -> None:
 
 
 def exclude(tree: Tree, on: bool) -> None:
-    """Add the kit's lines to the repository's ``info/exclude``, or take them out again."""
+    """Add the kit's lines to the repository's ``info/exclude``, or take them out again; without one, the kit's folder
+    excludes itself (it may lie in a larger repository)."""
+    if not tree.is_repo:
+        if on:
+            _write(tree.kit / ".gitignore", Content(b"*\n", 0o644))
+        return
     path = tree.root / tree.git.text("rev-parse", "--git-path", "info/exclude")
     old = path.read_bytes() if path.is_file() else b""
     begin, end = BEGIN.encode(), END.encode()
@@ -205,15 +234,16 @@ def exclude(tree: Tree, on: bool) -> None:
         new = old + gap + begin + EXCLUDED.encode() + end
     elif not on and start >= 0:
         new = old[:start] + old[old.index(end, start) + len(end) :]
-    if new != old:
+    if new != old and not path.is_symlink() and not path.parent.is_symlink():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(new)
+        _write(path, Content(new, stat.S_IMODE(path.stat().st_mode) if old else 0o644))
 
 
 def _write(path: Path, content: Content) -> None:
-    """Write a file of the kit's own folder: temporary file, flushed to the disk, renamed."""
+    """Write a file of the kit's own folder: temporary file, flushed to the disk, renamed. Links are not followed."""
     temp = path.with_name(path.name + ".new")
-    with open(temp, "wb") as out:
+    temp.unlink(missing_ok=True)
+    with open(temp, "xb") as out:
         out.write(content.data)
         out.flush()
         os.fsync(out.fileno())

@@ -24,7 +24,7 @@ FIX = "restore upstreams.lock from the kit's repository, or correct the lines ab
 def inside(path: str) -> str:
     """Accept a relative path with forward slashes that stays inside its root."""
     parts = PurePosixPath(path).parts
-    if not parts or path.startswith(("/", "-")) or "\\" in path or ".." in parts or ".git" in parts:
+    if not parts or path.startswith(("/", "-")) or "\\" in path or ".." in parts or ".git" in path.lower().split("/"):
         raise ValueError("must be a relative path inside the tree")
     if str(PurePosixPath(path)) != path.rstrip("/"):
         raise ValueError(f"write it as {PurePosixPath(path)}")

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from leangrpo_tools import state as states
-from leangrpo_tools import vendor
+from leangrpo_tools import store, vendor
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.recipe import Recipe
 from leangrpo_tools.state import State
-from leangrpo_tools.tree import Content, Tree, sha256
+from leangrpo_tools.tree import Content, Tree
 
 
 @dataclass
 class Plan:
-    """The files before (None: absent) and after, and the places that the recipe's edits found."""
+    """The files before the patch (None: absent) and as the patch makes them, and the places that the edits found.
+
+    ``removed`` and ``restored`` are files that an older patch added or edited, and this one does not.
+    """
 
     scripts: list[str]
     before: dict[str, Content | None] = field(default_factory=dict)
     after: dict[str, Content] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
+    restored: dict[str, Content] = field(default_factory=dict)
     places: dict[str, list[dict[str, object]]] = field(default_factory=dict)
+
+    @property
+    def targets(self) -> dict[str, Content | None]:
+        """What each file is to become; None for those that go."""
+        return {**self.after, **self.restored, **dict.fromkeys(self.removed)}
 
 
 def make(tree: Tree, recipe: Recipe, scripts: list[str], state: State | None) -> Plan:
-    """Transform every file the scripts need. Raises the LG2xx errors and LG302, LG303, LG305, LG306, LG307."""
+    """Transform every file the scripts need. Raises the LG2xx errors and LG303, LG305 to LG307."""
     plan = Plan(scripts)
     _read(tree, recipe, state, plan)
     _transform(recipe, plan)
@@ -35,30 +43,37 @@ def make(tree: Tree, recipe: Recipe, scripts: list[str], state: State | None) ->
 
 
 def _read(tree: Tree, recipe: Recipe, state: State | None, plan: Plan) -> None:
-    """The pre-images: from the base commit for files that are patched already, else from the tree."""
+    """The pre-images: from the store for files that are patched already, else from the tree."""
     missing: list[str] = []
     for name in recipe.edits(plan.scripts):
         content = tree.read(name)
+        known = state.files.get(name) if state else None
+        if content is None and known is not None:
+            content = Content(b"", known.mode)
         if content is None:
             missing.append(name)
         elif state is not None and name in state.files:
-            old = tree.blob(state.base, name)
-            if old is None:
-                raise KitError(
-                    "LG308",
-                    f"{name} is missing in the base commit {state.base}",
-                    cause="the repository was cleaned up, or the state file belongs to another one",
-                    fix=f"git -C {tree.root} show {state.base} --stat",
-                )
-            content = Content(old.data, content.mode)
+            content = Content(store.get(tree, state.files[name].before or "", name, state.base), content.mode)
         if content is not None:
             plan.before[name] = content
     if missing:
         raise KitError(
             "LG306",
             "missing in the tree: " + ", ".join(missing),
-            cause=f"{tree.root} is no checkout of {recipe.upstream}, or the scripts were renamed",
-            fix="choose the scripts that are there with --script: " + ", ".join(recipe.scripts),
+            cause=f"{tree.root} is no checkout of {recipe.upstream}, or the scripts were renamed"
+            + ("" if tree.is_repo or tree.top is None else f"; it lies in the repository {tree.top}"),
+            fix="name the file of a script with --script-as S=FILE, or choose those that are there with --script: "
+            + ", ".join(recipe.scripts),
+        )
+    for name, item in (state.files if state else {}).items():
+        if state is not None and item.before is not None and name not in plan.before:
+            plan.restored[name] = Content(store.get(tree, item.before, name, state.base), item.mode)
+    if not tree.path(recipe.vendor).parent.is_dir():
+        raise KitError(
+            "LG306",
+            f"there is no folder {recipe.vendor.rpartition('/')[0]} in {tree.root}",
+            cause="the scripts import their runtime from there; the package was renamed, or this is a folder above it",
+            fix=f"give the folder that holds it: --tree {tree.root}/FOLDER",
         )
 
 
@@ -93,7 +108,8 @@ def _transform(recipe: Recipe, plan: Plan) -> None:
         "LG201",
         f"nothing was written; {count} anchor{'s do' if count > 1 else ' does'} not match\n{text}",
         cause="the file differs from the pinned commit where the patch goes",
-        fix="compare these lines with the pin, or leave the script out with --script",
+        fix="compare these lines with the pin; where more was found than expected, choose with --anchor; or leave the "
+        "script out with --script, or patch the others with --allow-partial",
     )
 
 
@@ -116,18 +132,22 @@ def _vendor(tree: Tree, recipe: Recipe, state: State | None, plan: Plan) -> None
     plan.removed = [name for name, item in known.items() if item.before is None and name not in fresh]
 
 
-def refuse_edited(tree: Tree, state: State, command: str) -> None:
-    """Raise LG302 if a patched file was edited: it would be overwritten."""
-    edited = states.edited(tree, state)
-    if edited:
-        raise KitError(
-            "LG302",
-            f"edited after the patch: {', '.join(edited)}",
-            cause=f"{command} would overwrite these edits; nothing was changed",
-            fix=f"save them (diff-patch {tree.root} shows them), undo them, and run {command} again",
-        )
+def possible(
+    tree: Tree, recipe: Recipe, scripts: list[str], state: State | None
+) -> tuple[list[str], dict[str, KitError]]:
+    """The scripts that can be patched, each looked at alone, and why the others cannot.
 
-
-def hashes(files: dict[str, Content]) -> dict[str, str]:
-    """sha256 by name."""
-    return {name: sha256(content.data) for name, content in files.items()}
+    A script that is patched already counts as possible: what it cannot become is an error for all.
+    """
+    good: list[str] = []
+    skipped: dict[str, KitError] = {}
+    for name in scripts:
+        try:
+            if state is None or name not in state.scripts:
+                make(tree, recipe, [name], state)
+            good.append(name)
+        except KitError as err:
+            if err.code[:3] != "LG2" and err.code not in ("LG303", "LG305", "LG306"):
+                raise
+            skipped[name] = err
+    return good, skipped

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,13 +29,15 @@ class _Strict(BaseModel):
 
 
 class RawEdit(_Strict):
-    """One codemod with its parameters, how often it must match, and why it is made. ``file`` overrides the script's."""
+    """One codemod with its parameters, how often it must match, and why it is made. ``file`` overrides the script's,
+    ``name`` is what ``--anchor`` calls the edit (by default ``edit`` and its number)."""
 
     codemod: str
     params: dict[str, Any]
     count: int | str = 1
     reason: str = Field(min_length=10)
     file: str | None = None
+    name: Name | None = None
 
 
 class RawFamily(_Strict):
@@ -70,13 +72,19 @@ class RawRecipe(_Strict):
 
 @dataclass(frozen=True)
 class Edit:
-    """One edit of one file, ready to be made."""
+    """One edit of one file, ready to be made.
+
+    ``address`` (``script.name``) is what ``--anchor`` takes, ``lines`` are those chosen with it: of all places that
+    match, these are the ones meant.
+    """
 
     file: str
     codemod: str
     params: Params
     count: int
     reason: str
+    address: str = field(default="", compare=False)
+    lines: tuple[int, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,28 @@ class Recipe:
             cause=f"known: {', '.join(self.scripts)}",
             fix="leangrpo list",
         )
+
+    def under(self, files: dict[str, str]) -> Recipe:
+        """The recipe for a tree in which the named scripts lie in other files."""
+        changed = dict(self.scripts)
+        for name, file in files.items():
+            script = changed[name]
+            edits = tuple(replace(edit, file=file) if edit.file == script.file else edit for edit in script.edits)
+            changed[name] = replace(script, file=file, edits=edits)
+        return replace(self, scripts=changed)
+
+    def at(self, lines: dict[str, list[int]]) -> Recipe:
+        """The recipe with the lines that were chosen by hand, by the address of the edit."""
+        every = [edit for script in self.scripts.values() for edit in script.edits]
+        chosen = [(edit, tuple(lines[edit.address])) for edit in every if edit.address in lines]
+
+        def with_lines(edit: Edit) -> Edit:
+            return next((replace(edit, lines=numbers) for other, numbers in chosen if other == edit), edit)
+
+        scripts = {
+            name: replace(script, edits=tuple(map(with_lines, script.edits))) for name, script in self.scripts.items()
+        }
+        return replace(self, scripts=scripts)
 
     def edits(self, scripts: list[str]) -> dict[str, list[Edit]]:
         """Per file, the edits that the named scripts need; an edit that two scripts share is made once."""
@@ -159,10 +189,17 @@ def _script(name: str, script: RawScript, raw: RawRecipe, problems: list[str]) -
         edits += [made] if made else []
     if not family and not script.edits:
         problems.append(f"{place}: has neither a family nor edits")
+    names = [raw_edit.name for raw_edit in [*(family.edits if family else []), *script.edits]]
+    doubled = sorted({item for item in names if item and names.count(item) > 1})
+    problems += [f"{place}: two edits are called {item}" for item in doubled]
+    addressed = [
+        replace(edit, address=f"{name}.{label or f'edit{number}'}")
+        for number, (edit, label) in enumerate(zip(edits, names, strict=False), 1)
+    ]
     return Script(
         name,
         script.file,
-        tuple(edits),
+        tuple(addressed),
         script.rehearsal,
         tuple(script.launch),
         script.updates_per_rollout,

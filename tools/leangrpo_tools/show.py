@@ -91,6 +91,7 @@ def applied(result: Any) -> str:
         sys.stdout.buffer.flush()
     lines = [f"notice: {text}" for text in result.notices]
     lines += [f"warning: {text}" for text in result.warnings]
+    lines += [f"skipped {name}: {error['code']}: {error['what']}" for name, error in result.skipped.items()]
     scripts = ", ".join(result.scripts)
     if result.dry_run:
         edited = sum(kind == "edited" for kind in result.files.values())
@@ -106,7 +107,10 @@ def applied(result: Any) -> str:
     lines.append(f"  and {added} files of the runtime")
     lines.insert(0, f"patched {result.upstream} ({scripts}) in {result.dest}")
     lines.append(f"took {result.fetch_seconds:.1f} s to check out and {result.patch_seconds:.1f} s to patch")
-    lines.append(f"next: diff-patch {result.dest}   verify-patch {result.upstream} --script {result.scripts[0]}")
+    lines.append(
+        f"next: diff-patch {result.dest}   verify-patch {result.upstream} "
+        f"--script {result.scripts[0]} --tree {result.dest}"
+    )
     return "\n".join(lines)
 
 
@@ -133,6 +137,15 @@ def reverted(result: Any) -> str:
     if result.restored or result.removed:
         lines.append(f"reverted {result.dest}: {len(result.restored)} files restored, {len(result.removed)} removed")
     return "\n".join(lines)
+
+
+def checked(result: Any) -> str:
+    """``leangrpo check``."""
+    by = f": {result.upstream} ({', '.join(result.scripts)}), by leangrpo-kit {result.kit}" if result.patched else ""
+    lines = [f"{result.dest}{by}"]
+    lines += [f"  {name}: edited; the patch is whole" for name, what in result.files.items() if what == "edited"]
+    lines += [f"  {text}" for text in result.problems]
+    return "\n".join([*lines, "  not as it should be" if result.problems else "  patched and up to date"])
 
 
 def rehearsed(report: Any) -> str:
@@ -168,6 +181,8 @@ def state(found: Any) -> str:
     if found["up_to_date"] is False:
         lines.append("this kit has a newer patch: run apply-patch again")
     lines.append(f"edited after the patch: {', '.join(found['edited']) or 'nothing'}")
+    if found["conflicting"]:
+        lines.append(f"merge not finished: {', '.join(found['conflicting'])}")
     if found["missing"]:
         lines.append(f"missing: {', '.join(found['missing'])}: run apply-patch again")
     return "\n".join(lines)

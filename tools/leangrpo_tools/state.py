@@ -16,19 +16,29 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
+class Merge(_Strict):
+    """A merge that left conflicts in a file: hashes of its text before, of what was merged in, and with the markers."""
+
+    ours: str
+    theirs: str
+    marked: str
+
+
 class FileState(_Strict):
     """sha256 before (None: the kit added the file) and after the patch, and the permission bits."""
 
     before: str | None
     after: str
     mode: int
+    merge: Merge | None = None
 
 
 class State(_Strict):
     """The state of a patched tree.
 
     ``commit`` and ``tree`` are HEAD's at the time of the patch, ``base`` is the commit that ``refs/leangrpo/base``
-    names, and ``patch`` the patch's own commit in a checkout that the kit made.
+    names, and ``patch`` the patch's own commit in a checkout that the kit made; all are None where there is no git.
+    ``script_files`` are the scripts that have other names here, ``anchors`` the lines chosen by hand.
     """
 
     format: Literal[1] = 1
@@ -39,8 +49,10 @@ class State(_Strict):
     recipe: str
     vendor: str
     scripts: list[str]
-    base: str
+    base: str | None
     patch: str | None
+    script_files: dict[str, str] = {}
+    anchors: dict[str, list[int]] = {}
     files: dict[str, FileState]
 
 
@@ -88,7 +100,7 @@ def edited(tree: Tree, state: State) -> list[str]:
     found = []
     for name, item in state.files.items():
         content = tree.read(name)
-        if content is not None and sha256(content.data) != item.after:
+        if content is not None and item.merge is None and sha256(content.data) != item.after:
             found.append(name)
     return found
 
@@ -103,5 +115,5 @@ def _unreadable(tree: Tree, detail: str) -> KitError:
         "LG308",
         f"{path(tree)} cannot be used: {detail}",
         cause="written by a newer version of the kit, or damaged",
-        fix=f"update the kit; as a last resort: git -C {tree.root} checkout refs/leangrpo/base -- FILES",
+        fix=f"update the kit; the earlier texts are in {tree.kit / 'store'}, by their hash",
     )

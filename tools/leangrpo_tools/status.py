@@ -55,6 +55,7 @@ def status(dest: Path) -> dict[str, object]:
         "up_to_date": current,
         "scripts": state.scripts,
         "edited": states.edited(tree, state),
+        "conflicting": [name for name, item in state.files.items() if item.merge],
         "missing": states.missing(tree, state),
         "files": sorted(state.files),
     }

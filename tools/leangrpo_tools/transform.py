@@ -45,6 +45,7 @@ class Mismatch:
     found: int
     lines: list[int] = field(default_factory=list)
     candidates: list[tuple[int, str]] = field(default_factory=list)
+    places: list[tuple[int, str]] = field(default_factory=list)
     taken: str | None = None
 
     def text(self) -> str:
@@ -56,6 +57,12 @@ class Mismatch:
         if self.lines:
             counts += f" (line {', '.join(map(str, self.lines))})"
         lines = [f"{self.file}: {self.edit.codemod}: {self.anchor}: {counts}"]
+        if self.edit.lines:
+            lines[0] += f"; chosen by --anchor: {', '.join(map(str, self.edit.lines))}"
+        if self.found > self.edit.count or self.edit.lines:
+            # Ready to paste; several lines go behind one another, with commas.
+            words = f"--anchor {self.edit.address}="
+            lines += [f"    found {self.file}:{line}: {text}   {words}{line}" for line, text in self.places]
         shown = list(dict.fromkeys(sorted(self.candidates)))
         lines += [f"    candidate {self.file}:{line}: {words}" for line, words in shown[:SHOWN]]
         if len(shown) > SHOWN:
@@ -81,8 +88,12 @@ def transform(file: str, data: bytes, edits: list[Edit]) -> Patched | list[Misma
             wrong.append(Mismatch(file, edit, "", 0, lines=err.lines, taken=err.name))
             continue
         lines = [match.line for match in found.matches]
-        if len(lines) != edit.count:
-            wrong.append(Mismatch(file, edit, found.anchor, len(lines), lines, _others(found, lines)))
+        if edit.lines and set(edit.lines) <= set(lines) and not _shared(lines, edit):
+            found.keep(edit.lines)
+            lines = [match.line for match in found.matches]
+        elif edit.lines or len(lines) != edit.count:
+            shown = [(line, source.shown(line)) for line in dict.fromkeys(lines)]
+            wrong.append(Mismatch(file, edit, found.anchor, len(lines), lines, _others(found, lines), shown))
             continue
         places.append(Place(edit.codemod, found.anchor, tuple(sorted(lines)), edit.reason))
         matches += [*found.matches, *found.companions]
@@ -91,6 +102,12 @@ def transform(file: str, data: bytes, edits: list[Edit]) -> Patched | list[Misma
     result = _rewrite(source, matches).bytes
     check_syntax(file, result, "LG207")
     return Patched(file, result, tuple(places))
+
+
+def _shared(lines: list[int], edit: Edit) -> bool:
+    """Whether a chosen line holds several matches, so that it does not say which of them is meant."""
+    chosen = [line for line in lines if line in edit.lines]
+    return len(set(chosen)) < len(chosen) != edit.count
 
 
 def _others(found: Found, lines: list[int]) -> list[tuple[int, str]]:

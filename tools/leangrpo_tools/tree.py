@@ -15,6 +15,8 @@ from leangrpo_tools.gitcmd import Git, GitFailed
 from leangrpo_tools.lock import inside
 
 FOLDER = ".leangrpo"
+BIGGEST = 8 << 20
+"""No file of more bytes is read: training scripts have a few tens of thousands."""
 
 
 def sha256(data: bytes) -> str:
@@ -41,7 +43,10 @@ class Content:
 
 
 class Tree:
-    """A folder that is the top of a git repository. Raises LG301 or LG304 when it is not."""
+    """A folder to patch. ``is_repo`` says whether it is the top of a git repository; any other folder will do, too.
+
+    Raises LG301 when it is no folder.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
@@ -49,18 +54,9 @@ class Tree:
             raise KitError("LG301", f"{root} is not a folder", cause="a mistyped path", fix=f"ls -d {root}")
         if self.kit.is_symlink() or (self.kit.exists() and not self.kit.is_dir()):
             raise KitError("LG303", f"{self.kit} is no folder of the kit's own", fix=f"ls -ld {self.kit}; remove it")
-        self.git = Git(self.root)
-        top = self._top()
-        if top is None or not os.path.samefile(top, self.root):
-            where = f"it is inside the repository {top}" if top else "no .git was found"
-            raise KitError(
-                "LG304",
-                f"{self.root} is not the top of a git repository",
-                cause=where,
-                fix=f"patch {top}"
-                if top
-                else f"git -C {self.root} init && git -C {self.root} add -A && git -C {self.root} commit -m start",
-            )
+        self.git = Git(self.root, offline=True)
+        self.top = self._top()
+        self.is_repo = self.top is not None and os.path.samefile(self.top, self.root)
 
     def _top(self) -> str | None:
         try:
@@ -82,6 +78,8 @@ class Tree:
 
     def lock(self) -> AbstractContextManager[None]:
         """Keeps two runs from changing the tree at the same time."""
+        if not self.is_repo:
+            return exclusive(self.root)
         return exclusive(self.root / self.git.text("rev-parse", "--git-path", "leangrpo.lock"))
 
     def path(self, name: str) -> Path:
@@ -100,6 +98,13 @@ class Tree:
                     cause="a patch through a link would change a file elsewhere",
                     fix='put a copy in its place: cp --remove-destination "$(readlink -f FILE)" FILE',
                 )
+            if os.path.lexists(current / ".git"):
+                raise KitError(
+                    "LG303",
+                    f"{current.relative_to(self.root)} is a repository of its own",
+                    cause="a submodule, or a clone inside the tree",
+                    fix="patch a copy of the tree without it: cp -rL TREE COPY; rm -rf COPY/FOLDER/.git",
+                )
         return current
 
     def read(self, name: str) -> Content | None:
@@ -111,6 +116,13 @@ class Tree:
             return None
         if not stat.S_ISREG(mode):
             raise KitError("LG306", f"{name} is not a regular file", fix=f"ls -ld {path}")
+        if path.lstat().st_size > BIGGEST:
+            raise KitError(
+                "LG208",
+                f"{name} has {path.lstat().st_size >> 20} MiB, more than {BIGGEST >> 20}",
+                cause="it is no training script, or data was pasted into it",
+                fix=f"ls -l {path}",
+            )
         try:
             return Content(path.read_bytes(), stat.S_IMODE(mode))
         except OSError as err:
@@ -129,7 +141,11 @@ class Tree:
 
     def head(self) -> str | None:
         """The commit HEAD points to, or None before the first one."""
-        return self.git.maybe("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+        return self.git.maybe("rev-parse", "--verify", "--quiet", "HEAD^{commit}") if self.is_repo else None
+
+    def head_tree(self) -> str | None:
+        """The tree of that commit."""
+        return self.git.maybe("rev-parse", "--verify", "--quiet", "HEAD^{tree}") if self.is_repo else None
 
     def detached(self) -> bool:
         """Whether HEAD is a commit rather than a branch."""
@@ -137,11 +153,11 @@ class Tree:
 
     def made_at(self) -> str | None:
         """The pinned commit of a checkout that the kit made, else None."""
-        return self.git.maybe("config", "--local", "--get", "leangrpo.checkout")
+        return self.git.maybe("config", "--local", "--get", "leangrpo.checkout") if self.is_repo else None
 
-    def blob(self, commit: str, name: str) -> Content | None:
-        """A file as it is in a commit."""
-        line = self.git.text("ls-tree", commit, "--", name)
+    def blob(self, commit: str | None, name: str) -> Content | None:
+        """A file as it is in a commit, None if it is not there."""
+        line = self.git.maybe("ls-tree", commit, "--", name) if self.is_repo and commit else None
         if not line:
             return None
         mode, kind, oid = line.split("\t")[0].split()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import libcst as cst
@@ -34,6 +34,11 @@ class Found:
     candidates: list[tuple[int, str]] = field(default_factory=list)
     companions: list[Match] = field(default_factory=list)
     """Changes that go with the matches without being counted."""
+
+    def keep(self, lines: Collection[int]) -> None:
+        """Leave only what is on these lines."""
+        self.matches = [match for match in self.matches if match.line in lines]
+        self.companions = [match for match in self.companions if match.line in lines]
 
 
 class NameTaken(Exception):

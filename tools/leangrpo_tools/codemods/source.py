@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -85,6 +86,11 @@ class Source:
     def text(self) -> str:
         """The text of the tree, printed again."""
         return self._printed[0]
+
+    def shown(self, line: int) -> str:
+        """The words on a line, for a message."""
+        lines = re.split("\r\n|\r|\n", self.text)
+        return lines[line - 1].strip() if 0 < line <= len(lines) else ""
 
     def line(self, node: cst.CSTNode) -> int:
         """The line, from 1, on which a node of this tree starts: its first line of code, not of comments."""

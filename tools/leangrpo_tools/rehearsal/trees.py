@@ -8,6 +8,7 @@ from pathlib import Path
 
 from leangrpo_tools import recipe as recipes
 from leangrpo_tools import state as states
+from leangrpo_tools import store
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.tree import Tree
 
@@ -51,17 +52,26 @@ def export(root: Path, folder: Path, script: str) -> Trees:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
     for name, item in state.files.items():
-        before = None if item.before is None else tree.blob(state.base, name)
+        before = None if item.before is None else store.get(tree, item.before, name, state.base)
         if before is not None:
-            (trees.native / name).write_bytes(before.data)
+            (trees.native / name).write_bytes(before)
         else:
             (trees.native / name).unlink(missing_ok=True)
     shutil.rmtree(trees.native / config.name, ignore_errors=True)
+    own = state.script_files.get(found.name, found.file)
+    if own != found.file:
+        # The rehearsal starts the script under the name that it has upstream.
+        for copy in (trees.native, trees.patched):
+            (copy / found.file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(copy / own, copy / found.file)
     return trees
 
 
 def _listed(tree: Tree) -> list[str]:
     """Tracked files, and untracked ones that look like code; data and checkpoints stay where they are."""
+    if not tree.is_repo:
+        found = [path for path in tree.root.rglob("*") if path.suffix in CODE and not path.is_symlink()]
+        return [str(path.relative_to(tree.root)) for path in found if ".git" not in path.parts and _small(path)]
     tracked = tree.git.run("ls-files", "-z").decode("utf-8", "surrogateescape").split("\0")
     others = tree.git.run("ls-files", "-z", "--others", "--exclude-standard").decode("utf-8", "surrogateescape")
     names = [name for name in tracked if name]

@@ -1,0 +1,210 @@
+"""``leangrpo explain CODE``: what each error means, what causes it, and what to do."""
+
+from __future__ import annotations
+
+import ast
+
+from leangrpo_tools import data
+from leangrpo_tools.errors import CODES, KitError
+
+EXPLAINED: dict[str, tuple[str, str]] = {
+    "LG101": (
+        "upstreams.lock was edited by hand, or is from another version of the kit.",
+        "The message lists every bad line. Restore the file from the kit's repository.",
+    ),
+    "LG102": (
+        "The name is not in upstreams.lock. Names may be written in any case.",
+        "leangrpo list shows the known ones.",
+    ),
+    "LG103": (
+        "The folder holds something that the kit did not put there; it is never overwritten.",
+        "Give another DEST, or patch the folder itself with --tree.",
+    ),
+    "LG104": (
+        "The upstream is not in the cache and its address cannot be reached: no network, a proxy, or a typing error.",
+        "Run once where there is network (the cache can be copied: LEANGRPO_CACHE), or give a local clone: --source.",
+    ),
+    "LG105": (
+        "The --source is not a git repository, or may not be read.",
+        "git ls-remote SOURCE must work. A path must lead to a clone or a bare repository.",
+    ),
+    "LG106": ("The disk or a quota is full.", "Free some space and run the same command again: it repairs itself."),
+    "LG107": (
+        "The source is a fork or an old mirror that does not have the pinned commit.",
+        "Bring the mirror up to date, or use the original repository.",
+    ),
+    "LG108": (
+        "What was fetched, or what is embedded in the kit, is not what the lock file says.",
+        "Restore upstreams.lock, or reinstall the kit. Do not train with such a tree.",
+    ),
+    "LG109": (
+        "The source is a partial or damaged clone: files of the pinned commit are missing.",
+        "Use a full clone as --source.",
+    ),
+    "LG110": (
+        "git is missing, refuses the folder (another owner), holds a lock, or the repository is damaged.",
+        "The message has git's own words. Remove a stale lock only when no git command runs. Then run it again.",
+    ),
+    "LG111": ("The installation is incomplete.", "pip install --force-reinstall leangrpo-kit"),
+    "LG112": ("No permission, or a read-only file system.", "ls -ld FOLDER; choose a folder that you may write."),
+    "LG120": ("A typing error, or a code of a newer version of the kit.", "Codes look like LG201."),
+    "LG201": (
+        "The file differs from the pinned commit where the patch goes: a call was renamed, removed or doubled. The "
+        "message says what was looked for, how often it was expected and found, and the lines that come close. "
+        "Nothing was written.",
+        "If more was found than expected, choose: the message has an --anchor option for each place (several lines "
+        "with commas). Otherwise change the lines back to the pin's shape, leave the script out with --script, or "
+        "patch the others with --allow-partial.",
+    ),
+    "LG202": ("A recipe was edited, or is from another version of the kit.", "The message lists every bad entry."),
+    "LG203": ("The recipe has no script of that name.", "leangrpo list shows the scripts of each upstream."),
+    "LG204": (
+        "The file is not valid Python: an edit in progress, merge markers, or syntax newer than the Python that runs "
+        "the command.",
+        "python -m py_compile FILE shows the place.",
+    ),
+    "LG205": (
+        "The parser cannot give the file back byte for byte (an unusual encoding or mixed line ends), so it is left "
+        "alone.",
+        "Save it as UTF-8 with one kind of line end.",
+    ),
+    "LG206": (
+        "The file already uses a name that the patch needs (lean, lean_rows, ...): it was patched by hand or by a "
+        "state that was lost, or means something else by it.",
+        "Restore the file from before the patch, or rename what has that name.",
+    ),
+    "LG207": ("A fault of a recipe or a codemod. Nothing was written.", "Report the file and the message."),
+    "LG208": ("A training script of many megabytes is none.", "Look at the file; move data out of it."),
+    "LG209": (
+        "--anchor takes EDIT=LINE, with the edit's name as error LG201 prints it. Lines are those before the patch.",
+        "Paste the option from the error, with the script's name in front if several scripts have such an edit.",
+    ),
+    "LG301": (
+        "The folder does not exist, was never patched, was reverted, or its .leangrpo folder was deleted.",
+        "leangrpo check FOLDER says which. A copy of a patched tree needs .leangrpo, too.",
+    ),
+    "LG302": (
+        "You edited lines that the patch put there, or lines beside them, and now the patch changes or goes. Your "
+        "text is under <<<<<<< yours, the kit's under =======. Nothing else was touched.",
+        "Edit the marked lines and run the same command again; it goes on from there. revert-patch DEST --abort puts "
+        "the files back as they were before the merge.",
+    ),
+    "LG303": (
+        "A path has .. in it, or leads through a symbolic link or into a repository of its own (a submodule): a patch "
+        "there would change files elsewhere.",
+        "Put a copy in place of the link, or patch a copy of the tree.",
+    ),
+    "LG305": ("A file or folder is read-only, or belongs to somebody else.", "chmod u+w FILE, then run it again."),
+    "LG306": (
+        "A script is not where the recipe says: the folder is no checkout of this upstream, or the script was renamed "
+        "or left out.",
+        "--script-as SCRIPT=FILE names its file, --script S leaves others out, --tree may be a folder inside a "
+        "repository.",
+    ),
+    "LG307": (
+        "The folder for the runtime exists: an earlier patch whose .leangrpo was deleted, or a folder of your own.",
+        "Remove or rename it.",
+    ),
+    "LG308": (
+        "The files under .leangrpo are damaged, or were written by a newer version of the kit.",
+        "Update the kit. Texts from before the patch are in .leangrpo/store, named by their sha256, and in git under "
+        "refs/leangrpo/base.",
+    ),
+    "LG309": (
+        "A run was interrupted halfway, and files were edited before the next one could complete it.",
+        "Move the edited files aside, run the same command again, then put your edits back.",
+    ),
+    "LG310": ("The tree is patched for another upstream.", "revert-patch it first, or choose another folder."),
+    "LG311": (
+        "--script-as takes SCRIPT=FILE with a path inside the tree, once per script; a script that is patched already "
+        "keeps its file.",
+        "revert-patch first to patch the script in another file.",
+    ),
+    "LG312": (
+        "--strict-pin was given and the tree is at another commit than the pin (or is no git repository).",
+        "Check the pinned commit out, or leave --strict-pin out: then the patch goes by its anchors.",
+    ),
+    "LG401": (
+        "Upstream's own script does not run on this machine: a missing package, or a changed script.",
+        "The message names the log. This says nothing about whether the patch is right.",
+    ),
+    "LG403": ("The script has no rehearsal, or not with these options.", "The message lists what is allowed."),
+    "LG501": ("The launch file is missing or is no text file.", "Give one of upstream's launch files."),
+    "LG502": (
+        "The launch file starts none of the upstream's known scripts, or several.",
+        "Give the file that starts the training script itself.",
+    ),
+    "LG503": (
+        "The launch file takes the number of processes from a variable or from the machine.",
+        "Say it: --ranks N.",
+    ),
+    "LG504": (
+        "A flag that decides the plan is missing, or its value comes from a variable.",
+        "Write the value into a copy of the launch file and plan that.",
+    ),
+    "LG505": ("With these flags upstream would make no update, or refuse to start.", "The message names the flag."),
+    "LG506": ("The kit has no planning data for this upstream or script.", "Plan one of the other scripts."),
+    "LG507": ("A data file of the kit is damaged or was edited.", "Reinstall the kit."),
+    "LG601": (
+        "A LEANGRPO_* variable or a line of .leangrpo/config.yaml is misspelt or has a value that is not allowed.",
+        "The message lists the allowed ones.",
+    ),
+    "LG602": (
+        "A launcher exported the settings to some nodes only, or the nodes read different config files.",
+        "Export the same LEANGRPO_* variables everywhere. The message has both values.",
+    ),
+    "LG603": (
+        "optimizer.step() ran before lean.flush(): the flush was removed, or the step is made somewhere else, too.",
+        "Put lean.flush(model, optimizer) first in the block that clips and steps; diff-patch shows where it was.",
+    ),
+    "LG604": (
+        "Something changed the weights between the rollout and the flush: a second optimizer, EMA swapped in, a "
+        "checkpoint loaded.",
+        "Move the change behind optimizer.step(), or train with LEANGRPO_SCHEDULE=recompute.",
+    ),
+    "LG605": (
+        "The script calls backward twice for one network call (retain_graph, two losses).",
+        "Add the losses and call backward once, or train with LEANGRPO_SCHEDULE=recompute.",
+    ),
+    "LG606": (
+        "Under this wrapper a native call may not run while graphs are held, and the update makes one.",
+        "Train with LEANGRPO_SCHEDULE=recompute under this wrapper.",
+    ),
+    "LG607": (
+        "On this machine's kernels the kept graphs give another gradient than recomputing does: a non-deterministic "
+        "kernel, or something the runtime does not see.",
+        "Train with LEANGRPO_SCHEDULE=recompute, and report the line and the start line.",
+    ),
+    "LG608": (
+        "The kept graphs do not fit beside the rest.",
+        "Set LEANGRPO_BUDGET_GB to less than the figure in the message; what does not fit is recomputed.",
+    ),
+    "LG609": (
+        "Ranks have different gradients after the reduction: they were not in step.",
+        "Train with LEANGRPO_SCHEDULE=recompute, and report the start line.",
+    ),
+    "LG610": (
+        "The calls of the patched script come in another order than the patch made: it was edited, or a rollout began "
+        "before the last update was flushed.",
+        "Compare with diff-patch. Each update must end with lean.flush(model, optimizer) before the next rollout.",
+    ),
+}
+
+
+def titles() -> dict[str, str]:
+    """Every code with its title. The runtime's are read from its source: importing it would import torch."""
+    found = {code: item.title for code, item in CODES.items()}
+    tree = ast.parse((data.core_path() / "errors.py").read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CODES":
+            found |= ast.literal_eval(node.value)
+    return found
+
+
+def explain(code: str) -> str:
+    """Title, cause and what to do. Raises LG120 for a code that does not exist."""
+    known, wanted = titles(), code.upper()
+    if wanted not in known:
+        raise KitError("LG120", f"there is no error {code}", cause=f"known: {', '.join(sorted(known))}")
+    cause, help_ = EXPLAINED[wanted]
+    return f"{wanted}: {known[wanted]}\n\ncause: {cause}\n\nwhat to do: {help_}"
