@@ -55,9 +55,11 @@ def test_non_ascii_and_other_encodings() -> None:
     assert patch((cookie + FLUX + words).encode("latin-1")) == cookie.encode() + PLAIN + words.encode("latin-1")
 
 
-def test_bytes_that_are_no_text_are_refused() -> None:
+@pytest.mark.parametrize("first", [True, False])
+def test_bytes_that_are_no_text_are_refused(first: bool) -> None:
+    odd = b"# \xff\n"  # in the first two lines Python looks for the encoding
     with pytest.raises(KitError) as caught:
-        patch(FLUX.encode() + b"# \xff\n")
+        patch(odd + FLUX.encode() if first else FLUX.encode() + odd)
     assert caught.value.code in ("LG204", "LG205")
 
 

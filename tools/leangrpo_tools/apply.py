@@ -165,6 +165,11 @@ def _patch_alone(tree: Tree, recipe: Recipe, wish: Wish, entry: lock.Entry) -> A
                 fix="leangrpo explain " + next(iter(skipped.values())).code,
             )
     result.scripts = chosen
+    others = [
+        script for script in recipe.scripts if script not in chosen and not (wish.choices.scripts or result.skipped)
+    ]
+    if others:
+        result.notices.append(f"not patched: {', '.join(others)}; add with --script NAME")
     result.warnings = [text for script in chosen for text in recipe.scripts[script].warnings]
     choices = replace(choices, scripts=chosen)
     edited = standings(tree, state) if state is not None else {}

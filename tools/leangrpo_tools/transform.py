@@ -117,7 +117,7 @@ def _others(found: Found, lines: list[int]) -> list[tuple[int, str]]:
 def _parse(file: str, data: bytes) -> Source:
     try:
         module = cst.parse_module(data)
-    except (cst.ParserSyntaxError, UnicodeDecodeError, LookupError) as err:
+    except (cst.ParserSyntaxError, SyntaxError, UnicodeDecodeError, LookupError) as err:
         raise KitError(
             "LG205",
             f"{file}: Python accepts this file, but the parser that would patch it does not: {err}",

@@ -44,6 +44,8 @@ def export(root: Path, folder: Path, script: str) -> Trees:
     names = [*_listed(tree), *state.files]
     config = states.path(tree).parent
     names += [str(file.relative_to(tree.root)) for file in config.rglob("*") if file.is_file()]
+    for name in state.files:
+        tree.path(name)  # a damaged state file must not reach outside
     for name in dict.fromkeys(names):
         source = tree.root / name
         if not source.is_file() or source.is_symlink():
