@@ -65,10 +65,13 @@ def seen(dest: Path) -> tuple[Any, ...]:
     return contents(dest), refs, head, git(dest, "ls-files", "-s"), (dest / ".git/info/exclude").read_text()
 
 
-def everywhere(kit, start: Path, run: Callable[[Path], Any], *, least: int) -> None:
+def everywhere(
+    kit, start: Path, run: Callable[[Path], Any], *, least: int, back: Callable[[Path], Any] | None = None
+) -> None:
     """Kill ``run`` at each step on a copy of ``start``, run it again, and compare with an undisturbed run.
 
-    Until then every file has its old or its new text.
+    At every second step run ``back`` instead, if there is one, and compare with the start. Until then every file has
+    its old or its new text.
     """
     dest = kit.work / "tree"
     shutil.copytree(start, dest, symlinks=True)
@@ -83,6 +86,10 @@ def everywhere(kit, start: Path, run: Callable[[Path], Any], *, least: int) -> N
         for name, item in contents(dest).items():
             kept = name.startswith(".leangrpo/") or item in (before.get(name), after.get(name))
             assert kept, (step, name)
+        if back is not None and step % 2:
+            back(dest)
+            assert contents(dest) == before and not (dest / ".leangrpo").exists(), step
+            continue
         run(dest)
         assert seen(dest) == wanted, step
     assert step >= least
@@ -92,7 +99,7 @@ def everywhere(kit, start: Path, run: Callable[[Path], Any], *, least: int) -> N
 def test_apply(small, kind: str) -> None:
     start = small.work / "start"
     fresh(small, kind, start)
-    everywhere(small, start, lambda dest: patch(kind, dest), least=30)
+    everywhere(small, start, lambda dest: patch(kind, dest), least=30, back=undo)
 
 
 @pytest.mark.parametrize("kind", ["plain", "own", "made"])

@@ -430,12 +430,13 @@ def test_a_partial_clone_fetches_nothing(kit, clone) -> None:
 
 
 @pytest.mark.parametrize("linked", [".leangrpo/stage", ".leangrpo/store", ".leangrpo/journal.json.new", ".git/info",
-                                    ".git/info/exclude", ".git/leangrpo.lock"])  # fmt: skip
+                                    ".git/info/exclude", ".git/info/exclude.new", ".git/leangrpo.lock"])  # fmt: skip
 def test_links_in_the_kits_own_places(kit, clone, linked: str) -> None:
     outside = kit.work / "outside"
     outside.mkdir()
     (outside / "exclude").write_text("theirs\n")
-    target = outside if linked.endswith(("stage", "store", "info")) else outside / "exclude"
+    names = {"stage": "", "store": "", "info": "", "leangrpo.lock": "not there"}
+    target = outside / names.get(Path(linked).name, "exclude")
     path = clone / linked
     path.parent.mkdir(exist_ok=True)
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

@@ -14,7 +14,6 @@ SAFE = (
     "core.fsmonitor=false",
     "core.autocrlf=false",
     "core.safecrlf=false",
-    "core.ignorecase=false",
     "core.attributesFile=/dev/null",
     "core.pager=cat",
     "protocol.ext.allow=never",
