@@ -144,6 +144,22 @@ def test_conflicts_are_marked_listed_and_resumable(plain) -> None:
     assert any("still calls the runtime" in text for text in result.notices)
 
 
+def test_the_command_that_goes_on_is_printed_whole(small, plain) -> None:
+    (plain / FILE).rename(plain / "fastvideo/my flux.py")
+
+    def patch() -> None:
+        apply("DanceGRPO", tree=plain, scripts=["wan_2_1"], script_as=["flux=fastvideo/my flux.py"])
+
+    patch()
+    text = (plain / "fastvideo/my flux.py").read_text()
+    (plain / "fastvideo/my flux.py").write_text(text.replace(FLUSH, FLUSH[:-1] + "  # mine\n"))
+    newer(small.root)
+    with pytest.raises(KitError) as caught:
+        patch()
+    words = "--script wan_2_1 --script-as 'flux=fastvideo/my flux.py'"
+    assert f"then run apply-patch DanceGRPO --tree {plain} {words}\n" in caught.value.fix
+
+
 def test_a_merge_can_be_given_up(plain) -> None:
     apply("DanceGRPO", tree=plain)
     (plain / FILE).write_text((plain / FILE).read_text().replace(FLUSH, FLUSH[:-1] + "  # mine\n"))

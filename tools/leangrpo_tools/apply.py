@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 import time
 from collections.abc import Sequence
@@ -184,8 +185,7 @@ def _patch_alone(tree: Tree, recipe: Recipe, wish: Wish, entry: lock.Entry) -> A
         return result
     plan = patchplan.make(tree, recipe, chosen, state)
     done = reconcile(tree, state, plan.targets)
-    command = f"apply-patch {recipe.upstream} " + (f"--tree {tree.root}" if tree.made_at() is None else str(tree.root))
-    settle(tree, state, done, command, write=not wish.dry_run)
+    settle(tree, state, done, _command(tree, recipe, wish), write=not wish.dry_run)
     result.edits = plan.places
     result.files = {name: "added" if plan.before[name] is None else "edited" for name in sorted(plan.after)}
     result.files |= {name: "removed" for name in plan.removed if name not in done.left}
@@ -200,6 +200,19 @@ def _patch_alone(tree: Tree, recipe: Recipe, wish: Wish, entry: lock.Entry) -> A
         _write(tree, recipe, choices, plan, state, result, done.changes)
     result.patch_seconds = time.monotonic() - start
     return result
+
+
+def _command(tree: Tree, recipe: Recipe, wish: Wish) -> str:
+    """The command line that goes on after conflicts."""
+    words = ["apply-patch", recipe.upstream, *(["--tree"] if tree.made_at() is None else []), str(tree.root)]
+    for option, values in (
+        ("--script", [name for name in wish.choices.scripts if name not in wish.choices.files]),
+        ("--script-as", [f"{name}={file}" for name, file in wish.choices.files.items()]),
+        ("--anchor", [f"{name}={','.join(map(str, lines))}" for name, lines in wish.choices.lines.items()]),
+        ("--allow-partial", [""] if wish.allow_partial else []),
+    ):
+        words += [word for value in values for word in (option, value) if word]
+    return shlex.join(words)
 
 
 def _check_pin(tree: Tree, entry: lock.Entry, state: State | None, wish: Wish, result: ApplyResult) -> None:
