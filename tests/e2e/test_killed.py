@@ -16,6 +16,7 @@ from leangrpo_tools.errors import KitError
 from leangrpo_tools.revert import revert
 
 FLUX = "fastvideo/train_grpo_flux.py"
+pytestmark = pytest.mark.slow
 
 
 def fresh(kit, kind: str, dest: Path) -> None:
