@@ -13,6 +13,10 @@ from torch.nn.modules.dropout import _DropoutNd
 _PIECE = 1 << 22
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
 
+# What every module has: `training`, which the update's mode sets anyway, and the hooks.
+_OWN = frozenset(vars(nn.Module()))
+_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+
 
 def _multipliers(count: int, device: torch.device) -> Tensor:
     """One 64-bit number per place, mixed (splitmix64) so that no pattern of places cancels. Products wrap around."""
@@ -54,12 +58,14 @@ class Seen:
         buffers: checksum of the buffers.
         trainable: which weights ask for a gradient: a graph has none for those that did not.
         adapters: which adapters of a peft network are active.
+        attributes: plain attributes of the layers, by name: a precision, a scale, a switch.
     """
 
     weights: tuple[int, ...]
     buffers: tuple[int, ...]
     trainable: tuple[bool, ...]
     adapters: tuple[str, ...]
+    attributes: dict[str, Any]
 
 
 def weights_of(net: nn.Module) -> tuple[int, ...]:
@@ -78,7 +84,30 @@ def see(net: nn.Module) -> Seen:
             for module in net.modules()
             if hasattr(module, "active_adapters") and hasattr(module, "disable_adapters")
         ),
+        attributes_of(net),
     )
+
+
+def attributes_of(net: nn.Module) -> dict[str, Any]:
+    """Plain attributes of every layer, less those of torch's own wrappers, which keep books in them.
+
+    Some trainers switch the precision of the layers between rollout and update with nothing but such an attribute.
+    """
+    found = {}
+    for name, module in net.named_modules():
+        if type(module).__module__.startswith(("torch.distributed.", "torch.nn.parallel.")):
+            continue
+        for key, value in vars(module).items():
+            if key not in _OWN and isinstance(value, _PLAIN):
+                # As text NaN equals itself; True and 1 differ.
+                found[f"{name}.{key}"] = repr(value) if isinstance(value, (bool, float)) else value
+    return found
+
+
+def switched(before: Seen, now: Seen) -> list[str]:
+    """The first attribute that changed, if any. What a layer sets at its first call, or deletes, does not count."""
+    both = (name for name in before.attributes if name in now.attributes)
+    return [name for name in both if before.attributes[name] != now.attributes[name]][:1]
 
 
 def generator_states(device: torch.device) -> list[Tensor]:

@@ -24,6 +24,7 @@ def why_not(
         now = guard.see(net)
         names = ("weights", "buffers", "trainable", "adapters")
         other = [name for name in names if getattr(now, name) != getattr(window.seen, name)]
+        other = other or guard.switched(window.seen, now)
         if other:
             reason = f"{' and '.join(other)} changed since the rollout"
             window.drop(list(window.held), reason)

@@ -4,6 +4,7 @@ import difflib
 import hashlib
 import math
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +121,9 @@ def load(environ: Mapping[str, str] | None = None, start: Path | None = None) ->
     """Settings of this process. Raises LG601 for unknown names and values, from the file or the environment."""
     environ = os.environ if environ is None else environ
     config = find_config(start or Path(__file__))
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if config is None and start is None and script:  # the runtime is installed instead of copied into the tree
+        config = find_config(Path(script))
     values = read_file(config) if config else {}
     for name, value in environ.items():
         if name.startswith("LEANGRPO_") and name not in NOT_SETTINGS:

@@ -84,9 +84,14 @@ def classify(net: nn.Module) -> Wrapper:
             refusal = "DDP with a communication hook is not supported yet"
         return Wrapper("ddp", "flat" if several else "in order", several, refusal)
     if isinstance(net, FullyShardedDataParallel):
+        low = (torch.bfloat16, torch.float16)
         dtype = net.mixed_precision.param_dtype
-        if several and dtype in (torch.bfloat16, torch.float16):
+        if several and dtype in low:
             return Wrapper("fsdp1", "joint", True, f"a joint backward would add up gradients in {dtype}")
+        stored = next((p.dtype for p in net.parameters() if p.requires_grad and p.dtype in low), None)
+        if several and stored:
+            # Upstream rounds the sum after every backward, a joint one rounds once.
+            return Wrapper("fsdp1", "joint", True, f"gradients are added up in {stored}, a joint backward would not")
         if net.cpu_offload is not None and net.cpu_offload.offload_params:
             return Wrapper("fsdp1", "joint", several, "FSDP with parameters offloaded to the CPU is not supported yet")
         # On one rank FSDP1 neither shards nor reduces; one backward per graph keeps upstream's order of additions.

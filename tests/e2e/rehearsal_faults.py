@@ -90,6 +90,24 @@ def skewed_gradient(context: Context) -> None:
     FluxTransformer2DModel.__init__ = hooked  # type: ignore[method-assign]
 
 
+def skewed_adapters(context: Context) -> None:
+    """The gradients of every adapter's A are wrong by one part in a hundred thousand; nothing else is."""
+    from diffusers.loaders.peft import PeftAdapterMixin
+
+    original = PeftAdapterMixin.add_adapter
+
+    def skewed(module: Any, args: Any, out: torch.Tensor) -> torch.Tensor:
+        return out.detach() + (out - out.detach()) * (1 + 1e-5)
+
+    def add_adapter(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        for name, module in self.named_modules():  # type: ignore[attr-defined]
+            if name.endswith("lora_A.default"):
+                module.register_forward_hook(skewed)
+
+    PeftAdapterMixin.add_adapter = add_adapter  # type: ignore[method-assign]
+
+
 def missing_module(context: Context) -> None:
     """The script's next import fails."""
     import sys

@@ -24,7 +24,7 @@ WAN = "fastvideo/train_grpo_wan_2_1.py"
 def test_patches_commits_and_records(kit) -> None:
     result = apply("dancegrpo")
     dest = kit.work / "DanceGRPO"
-    assert result.changed and result.dest == dest and result.scripts == ["flux", "wan_2_1"]
+    assert result.changed and result.dest == dest and result.scripts == ["flux", "flux_lora", "wan_2_1"]
     assert any("never synchronises" in text for text in result.warnings)
     assert git(dest, "status", "--porcelain") == ""
     pin = git(kit.upstream, "rev-parse", "HEAD")
@@ -90,7 +90,7 @@ def test_scripts_can_be_added_later(kit) -> None:
     assert "lean" not in (kit.work / "d" / FLUX).read_text()
     both = apply("DanceGRPO", "d", scripts=["FLUX"])
     assert both.changed and both.scripts == ["flux", "wan_2_1"]
-    apply("DanceGRPO", "e")
+    apply("DanceGRPO", "e", scripts=["flux", "wan_2_1"])
     assert git(kit.work / "d", "rev-parse", "HEAD^{tree}") == git(kit.work / "e", "rev-parse", "HEAD^{tree}")
     assert not apply("DanceGRPO", "d").changed
 
@@ -159,7 +159,7 @@ def test_the_diff_is_what_git_applies(kit) -> None:
     for name in (FLUX, WAN, "fastvideo/_leangrpo/VENDORED.txt"):
         assert (kit.work / "plain" / name).read_bytes() == (dest / name).read_bytes()
     stat = diff(dest, stat=True).text.decode()
-    assert "2 files changed" in stat
+    assert "3 files changed" in stat
 
 
 def test_only_anchored_lines_differ(kit) -> None:

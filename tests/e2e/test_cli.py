@@ -43,7 +43,9 @@ def call(kit, monkeypatch: pytest.MonkeyPatch, capfdbinary):
 
 def test_the_whole_round(call, kit) -> None:
     status, out, err = call("apply-patch", "danceGRPO", "--json", "a.json")
-    assert (status, err) == (0, "") and "patched DanceGRPO (flux, wan_2_1)" in out and "warning: wan_2_1" in out
+    assert (
+        (status, err) == (0, "") and "patched DanceGRPO (flux, flux_lora, wan_2_1)" in out and "warning: wan_2_1" in out
+    )
     said = json.loads(Path("a.json").read_text())
     assert said["ok"] and said["changed"] and said["files"]["fastvideo/train_grpo_flux.py"] == "edited"
     assert said["edits"]["fastvideo/train_grpo_flux.py"][0]["lines"]
@@ -53,13 +55,13 @@ def test_the_whole_round(call, kit) -> None:
     assert status == 0 and out.startswith("diff --git") and "\x1b" not in out
     assert "left out:" in err and "_leangrpo" in err
     status, out, err = call("diff-patch", "DanceGRPO", "--stat")
-    assert "2 files changed" in out
+    assert "3 files changed" in out
     status, out, err = call("diff-patch", "DanceGRPO", "--output", "p.diff")
     assert status == 0 and out == "" and Path("p.diff").read_text().startswith("diff --git")
     status, out, err = call("leangrpo", "status", "DanceGRPO", "--json", "-")
     assert json.loads(out)["patched"] is True
     status, out, err = call("revert-patch", "dancegrpo")
-    assert status == 0 and "2 files restored" in out
+    assert status == 0 and "3 files restored" in out
     status, out, err = call("revert-patch", "dancegrpo")
     assert status == 2 and err.startswith("error LG301: ") and "\nfix: " in err
     status, out, err = call("leangrpo", "status", "DanceGRPO")

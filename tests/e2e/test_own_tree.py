@@ -321,7 +321,7 @@ def test_bad_anchors(clone) -> None:
     first, second = doubled(clone)
     message = refused("LG201", clone, anchors=["flux.policy=3"])
     assert "chosen by --anchor: 3" in message and f"--anchor flux.policy={first}\n" in message
-    assert "flux.policy or wan_2_1.policy" in refused("LG209", clone, anchors=[f"policy={second}"])
+    assert "flux.policy or flux_lora.policy or wan_2_1.policy" in refused("LG209", clone, anchors=[f"policy={second}"])
     for text in ("flux.nothing=3", "flux.policy", "flux.policy=x", "flux.policy=0"):
         refused("LG209", clone, anchors=[text])
 
@@ -330,7 +330,7 @@ def test_allow_partial(clone) -> None:
     (clone / OTHER).write_text(WAN.replace("randperm", "randn"))
     before = contents(clone)
     result = apply("DanceGRPO", tree=clone, allow_partial=True)
-    assert result.scripts == ["flux"] and result.exit_code == 1 and result.to_json()["ok"] is False
+    assert result.scripts == ["flux", "flux_lora"] and result.exit_code == 1 and result.to_json()["ok"] is False
     assert "randperm" in str(result.skipped["wan_2_1"]["what"])
     assert "lean.flush" in (clone / FILE).read_text() and (clone / OTHER).read_bytes() == before[OTHER][0]
     after = snapshot(clone)
@@ -342,6 +342,7 @@ def test_allow_partial(clone) -> None:
     assert result.changed and result.exit_code == 0
     revert(clone)
     (clone / FILE).unlink()
+    (clone / FILE.replace("flux", "flux_lora")).unlink()
     (clone / OTHER).write_text("def broken(:\n")
     message = refused("LG201", clone, allow_partial=True)
     assert "flux: LG306" in message and "wan_2_1: LG204" in message

@@ -16,6 +16,7 @@ from leangrpo_tools.revert import revert
 pytestmark = pytest.mark.upstream
 EXPECTED = {
     "fastvideo/train_grpo_flux.py": {"rollout": 1, "policy": 1},
+    "fastvideo/train_grpo_flux_lora.py": {"rollout": 1, "policy": 1},
     "fastvideo/train_grpo_wan_2_1.py": {"rollout": 2, "policy": 2},
 }
 
@@ -38,7 +39,7 @@ def test_every_anchor_matches_and_only_few_lines_change(patched) -> None:
             assert text.count(call) == 1, call
         assert text.count("lean_rows=batch_idx") == 1
     stat = diff(patched.dest, stat=True).text.decode()
-    assert "2 files changed" in stat
+    assert "3 files changed" in stat
     assert git(patched.dest, "status", "--porcelain") == ""
 
 

@@ -31,7 +31,7 @@ class Bench:
         self.session = session
         self.root = folder / "checkout"
         apply("DanceGRPO", self.root)
-        self.trees = {name: trees.export(self.root, folder / name, name) for name in ("flux", "wan_2_1")}
+        self.trees = {name: trees.export(self.root, folder / name, name) for name in ("flux", "flux_lora", "wan_2_1")}
 
     def rehearse(self, script: str, *inject: Injection, timeout_s: float = 60, **config: Any) -> Report:
         """One rehearsal; native runs of the same size are shared between the tests."""
@@ -104,6 +104,42 @@ def test_flux_on_two_ranks_keeps_what_the_budget_allows(bench: Bench, graphs: in
     assert [(window["kept"], window["replayed"]) for window in second] == [(graphs, graphs)] * 2
 
 
+@pytest.mark.parametrize(
+    ("precision", "checkpointing", "per_rollout"), [("fp32", False, 1), ("bf16", True, 2), ("fp32", True, 2)]
+)
+def test_flux_lora_on_one_rank_is_bitwise(bench: Bench, precision: str, checkpointing: bool, per_rollout: int) -> None:
+    report = bench.rehearse(
+        "flux_lora", precision=precision, checkpointing=checkpointing, updates=2, updates_per_rollout=per_rollout
+    )
+    assert_ok(report)
+    assert report.bound.bitwise and report.floor_bitwise
+    assert report.forwards["native"].grad == report.forwards["patched"].grad == [12 * report.config.rollouts]
+    kept = 12 // per_rollout
+    assert [window["kept"] for window in report.windows[0]] == [kept] * report.config.rollouts
+
+
+@pytest.mark.parametrize(("precision", "checkpointing", "per_rollout"), [("fp32", False, 1), ("bf16", True, 2)])
+def test_flux_lora_on_two_ranks(bench: Bench, precision: str, checkpointing: bool, per_rollout: int) -> None:
+    """Each adapter layer is a unit of FSDP1 of its own, the frozen rest of a block another one."""
+    report = bench.rehearse(
+        "flux_lora", ranks=2, precision=precision, checkpointing=checkpointing, updates=2,
+        updates_per_rollout=per_rollout,
+    )  # fmt: skip
+    assert_ok(report)
+    assert all(update.grad_rel_l2 <= 1e-6 for update in report.updates)
+    assert {window["replayed"] for windows in report.windows for window in windows} == {12 // per_rollout}
+    if per_rollout == 1:  # adapters alone are reduced: 34 units, twelve backwards natively, one jointly
+        assert report.collectives["native"]["reduce_scatter"] == 2 * 12 * 34
+        assert report.collectives["patched"]["reduce_scatter"] == 2 * 34
+
+
+def test_both_halves_of_each_adapter_are_compared(bench: Bench) -> None:
+    """B is zero in a fresh adapter, and A's gradient with it; the rehearsal must not start like that."""
+    report = bench.rehearse("flux_lora", fault("skewed_adapters", rank=0), updates=1)
+    assert report.exit_code == 1 and report.control_caught
+    assert "update 0" in report.problems[0] and "lora_A" in report.problems[0]
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_wan_is_bitwise_on_every_rank(bench: Bench, ranks: int, precision: str) -> None:
@@ -115,7 +151,7 @@ def test_wan_is_bitwise_on_every_rank(bench: Bench, ranks: int, precision: str) 
     assert report.collectives["patched"].get("reduce_scatter", 0) == 0
 
 
-@pytest.mark.parametrize(("script", "ranks"), [("flux", 1), ("flux", 2), ("wan_2_1", 2)])
+@pytest.mark.parametrize(("script", "ranks"), [("flux", 1), ("flux", 2), ("flux_lora", 2), ("wan_2_1", 2)])
 def test_recompute_is_bitwise_upstream(bench: Bench, script: str, ranks: int) -> None:
     report = bench.rehearse(script, ranks=ranks, updates=2, schedule="recompute")
     assert_ok(report)

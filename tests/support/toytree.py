@@ -108,6 +108,7 @@ WAN = FLUX.replace(
 FILES = {
     "fastvideo/__init__.py": "",
     "fastvideo/train_grpo_flux.py": FLUX,
+    "fastvideo/train_grpo_flux_lora.py": FLUX,
     "fastvideo/train_grpo_wan_2_1.py": WAN,
     "assets/prompts.txt": "a cat\n" * 100,
     "scripts/run.sh": "#!/bin/sh\ntorchrun fastvideo/train_grpo_flux.py\n",

@@ -266,6 +266,39 @@ def test_a_replay_without_gradient_is_counted(figures: Any) -> None:
     assert figures()["reasons"]["replayed, but no gradient came back"] == 12
 
 
+class Switched(Policy):
+    """Computes in the precision that an attribute names, and sets up another one at its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.precision = "high"
+        self.table: Tensor | None = None
+
+    def forward(self, latents: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.table is None:
+            self.table = torch.ones(1)
+        return super().forward(latents * (self.table if self.precision == "high" else 0.9), *args, **kwargs)
+
+
+@pytest.mark.parametrize("switches", [False, True])
+def test_a_precision_that_is_switched_for_the_rollout(switches: bool, figures: Any) -> None:
+    """As trainers with a quantised rollout do: neither weights nor inputs tell."""
+
+    def set_to(precision: str) -> Callable[[nn.Module], None]:
+        return lambda net: setattr(net, "precision", precision if switches else "high")
+
+    results = []
+    for lean in (Lean(), None):
+        torch.manual_seed(0)
+        net = Switched()
+        set_to("low")(net)
+        hooks = Hooks(before_update=set_to("high"))
+        results.append(train(lean, net, torch.optim.AdamW(net.parameters(), lr=1e-2), Config(rollouts=1), hooks))
+    assert_same(*results)
+    assert figures()["replayed"] == (0 if switches else 12)
+    assert any(".precision changed since" in text for text in figures()["reasons"]) == switches
+
+
 class Adapted(Policy):
     """As a peft layer does, it computes something else when its adapter is off."""
 

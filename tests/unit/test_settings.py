@@ -1,6 +1,7 @@
 """Settings: what is allowed, where it comes from, what is said otherwise."""
 
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,3 +74,14 @@ def test_broken_file(tmp_path: Path, text: str) -> None:
 def test_error_text() -> None:
     error = LeanError("LG602", "what", "fix")
     assert str(error).splitlines() == ["LG602: what", f"  likely cause: {CODES['LG602']}", "  what to do: fix"]
+
+
+def test_an_installed_runtime_finds_the_config_of_the_script_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / ".leangrpo" / "config.yaml"
+    config.parent.mkdir()
+    config.write_text("schedule: recompute\n")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "pkg" / "train.py"), raising=False)
+    assert settings.load({}).schedule == "recompute"
+    assert settings.load({}, tmp_path.parent / "x.py").schedule == "retain"

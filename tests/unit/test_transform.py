@@ -9,7 +9,7 @@ from support.toytree import FLUX, WAN
 
 from leangrpo_tools import recipe
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.transform import Patched, transform
+from leangrpo_tools.transform import Patched, describe, transform
 
 EDITS = recipe.load("DanceGRPO").edits(["flux", "wan_2_1"])
 FILE = "fastvideo/train_grpo_flux.py"
@@ -118,3 +118,12 @@ def test_lines_are_those_of_the_original() -> None:
 def test_warnings_of_the_users_file_are_not_ours(recwarn: pytest.WarningsRecorder) -> None:
     patch(FLUX.replace("LIMIT = 3", "LIMIT = '\\d'").encode())
     assert not recwarn.list
+
+
+def test_functions_are_listed_once_however_many_anchors_are_missing() -> None:
+    edits = list(recipe.load("DanceGRPO").find("flux").edits)
+    wrong = transform("a.py", b"import torch\n\n\ndef other(optimizer):\n    optimizer.step()\n", edits)
+    assert isinstance(wrong, list) and len(wrong) > 5
+    text = describe(wrong)
+    assert text.count("a.py:4: def other") == 1
+    assert "a.py:5: optimizer.step(" in text

@@ -32,12 +32,16 @@ def wrap(kind: str, net: Policy) -> nn.Module:
             "fsdp-none": ShardingStrategy.NO_SHARD,
             "fsdp-hybrid": ShardingStrategy.HYBRID_SHARD,
         }
+        precisions = {
+            "fsdp-bf16": MixedPrecision(param_dtype=torch.bfloat16),
+            "fsdp-stored-bf16": MixedPrecision(param_dtype=torch.float32, reduce_dtype=torch.float32),
+        }
         return FullyShardedDataParallel(
-            net,
+            net.to(torch.bfloat16) if kind == "fsdp-stored-bf16" else net,
             device_mesh=init_device_mesh("cpu", (2, 2)) if kind == "fsdp-hybrid" else None,
             auto_wrap_policy=ModuleWrapPolicy({Block}),
             sharding_strategy=strategies.get(kind, ShardingStrategy.FULL_SHARD),
-            mixed_precision=MixedPrecision(param_dtype=torch.bfloat16) if kind == "fsdp-bf16" else None,
+            mixed_precision=precisions.get(kind),
             use_orig_params=kind == "fsdp-orig",
             device_id=torch.device("cpu"),
         )
@@ -242,6 +246,7 @@ def test_recompute_is_upstream(kind: str) -> None:
         ("ddp-hook", "communication hook"),
         ("ddp-alone", "a part of the ranks"),
         ("fsdp-bf16", "add up gradients in torch.bfloat16"),
+        ("fsdp-stored-bf16", "added up in torch.bfloat16"),
     ],
 )
 def test_refused_wrappers_recompute(kind: str, reason: str) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from leangrpo_tools import __version__, fetch, journal, lock, patchplan, snapshot, vendor
+from leangrpo_tools import bundle as bundles
 from leangrpo_tools import recipe as recipes
 from leangrpo_tools import state as states
 from leangrpo_tools.choices import Choices, adapt, parse
@@ -65,6 +66,7 @@ class Wish:
     dry_run: bool
     allow_partial: bool
     strict_pin: bool
+    vendored: bool | None
 
 
 def apply(
@@ -79,6 +81,8 @@ def apply(
     allow_partial: bool = False,
     strict_pin: bool = False,
     dry_run: bool = False,
+    bundle: Path | str | None = None,
+    vendored: bool | None = None,
 ) -> ApplyResult:
     """Patch a checkout of the upstream ``name``.
 
@@ -93,18 +97,24 @@ def apply(
         allow_partial: patch the scripts that can be patched, and say why the others cannot.
         strict_pin: raise LG312 unless the tree is at the pinned commit.
         dry_run: write nothing (except to the cache) and fill ``diff``.
+        bundle: a file made by ``leangrpo bundle``, to take the upstream from instead of the network.
+        vendored: copy the runtime into the tree, or import an installed one; by default as it is, or a copy.
     """
     locked = lock.load()
     upstream = locked.find(name)
     recipe = recipes.load(upstream)
-    wish = Wish(parse(recipe, scripts or [], script_as, anchors), dry_run, allow_partial, strict_pin)
+    wish = Wish(parse(recipe, scripts or [], script_as, anchors), dry_run, allow_partial, strict_pin, vendored)
     if tree is not None:
-        if dest is not None or source is not None:
-            raise KitError("LG103", "--tree goes with neither DEST nor --source", fix="leave them out")
+        if dest is not None or source is not None or bundle is not None:
+            raise KitError("LG103", "--tree goes with none of DEST, --source and --bundle", fix="leave them out")
         return _patch(Tree(Path(tree)), recipe, wish, locked.upstreams[upstream])
     folder = Path(dest or upstream)
     entry = locked.upstreams[upstream]
     start = time.monotonic()
+    if bundle is not None:
+        if source is not None:
+            raise KitError("LG103", "--bundle does not go with --source", fix="leave one of them out")
+        bundles.use(Path(bundle), upstream, entry)
     if not _ours(folder):
         if dry_run:
             with tempfile.TemporaryDirectory(prefix="leangrpo-") as temp:
@@ -152,6 +162,8 @@ def _patch_alone(tree: Tree, recipe: Recipe, wish: Wish, entry: lock.Entry) -> A
         )
     _check_pin(tree, entry, state, wish, result)
     recipe, choices = adapt(recipe, wish.choices, state)
+    if not (wish.vendored if wish.vendored is not None else state is None or state.vendored):
+        recipe = recipe.without_vendor()
     had = state.scripts if state else []
     default = recipe.scripts if wish.allow_partial else had or recipe.scripts
     chosen = [script for script in recipe.scripts if script in {*had, *(choices.scripts or default)}]
@@ -237,11 +249,11 @@ def _is_current(tree: Tree, recipe: Recipe, choices: Choices, state: State) -> b
     """Whether this kit would write the very same files again, and they are all there."""
     if states.missing(tree, state):
         return False
-    core = {name: sha256(content.data) for name, content in vendor.files(recipe.vendor).items()}
+    core = {name: sha256(content.data) for name, content in vendor.files(recipe).items()}
     had = {name: item.after for name, item in state.files.items() if item.before is None}
     chosen = (choices.scripts, choices.files, choices.lines)
     return (
-        (state.kit, state.recipe, had) == (__version__, recipe.sha256, core)
+        (state.kit, state.recipe, state.vendored, had) == (__version__, recipe.sha256, recipe.vendored, core)
         and (state.scripts, state.script_files, state.anchors) == chosen
         and not any(item.merge for item in state.files.values())
     )
@@ -272,6 +284,7 @@ def _write(
         tree=state.tree if state else tree.head_tree(),
         recipe=recipe.sha256,
         vendor=recipe.vendor,
+        vendored=recipe.vendored,
         scripts=plan.scripts,
         base=base,
         patch=patch,

@@ -61,7 +61,8 @@ def check(dest: Path) -> CheckResult:
     result.patched, result.upstream, result.kit, result.scripts = True, state.upstream, state.kit, state.scripts
     recipe = recipes.load(state.upstream) if state.upstream in lock.load().upstreams else None
     if recipe is not None:
-        core = {name: sha256(content.data) for name, content in vendor.files(state.vendor).items()}
+        wanted = vendor.files(recipe if state.vendored else recipe.without_vendor())
+        core = {name: sha256(content.data) for name, content in wanted.items()}
         had = {name: item.after for name, item in state.files.items() if item.before is None}
         result.up_to_date = (state.kit, state.recipe, had) == (__version__, recipe.sha256, core)
     if not result.up_to_date:

@@ -35,6 +35,12 @@ def apply_command(
     ] = False,
     strict_pin: Annotated[bool, typer.Option("--strict-pin", help="Take no other commit than the pin.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the diff, write nothing.")] = False,
+    bundle: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Take the upstream from a file of `leangrpo bundle`.")
+    ] = None,
+    vendor: Annotated[
+        bool | None, typer.Option("--vendor/--no-vendor", help="Copy the runtime into the tree, or import it.")
+    ] = None,
     json: Json = None,
 ) -> None:
     """Fetch an upstream at its pin and patch it."""
@@ -54,8 +60,25 @@ def apply_command(
             allow_partial=allow_partial,
             strict_pin=strict_pin,
             dry_run=dry_run,
+            bundle=bundle,
+            vendored=vendor,
         )
         out.done(result, show.applied)
+
+
+def bundle_command(
+    name: Name,
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")],
+    source: Source = None,
+    json: Json = None,
+) -> None:
+    """Write one file for machines without network: the kit, its recipes and the upstream."""
+    from leangrpo_tools import show
+
+    with show.outcome(json) as out:
+        from leangrpo_tools.bundle import make
+
+        out.done(make(name, output, source), show.bundled)
 
 
 def diff_command(
@@ -193,6 +216,7 @@ def explain_command(code: Annotated[str, typer.Argument(metavar="CODE", help="Su
 
 COMMANDS = {
     "apply": apply_command,
+    "bundle": bundle_command,
     "diff": diff_command,
     "revert": revert_command,
     "verify": verify_command,

@@ -31,6 +31,8 @@ CODES: dict[str, Code] = {
     "LG110": Code("git does not work here", 3),
     "LG111": Code("the kit's data is missing", 3),
     "LG112": Code("a folder cannot be written", 3),
+    "LG113": Code("the bundle is damaged", 3),
+    "LG114": Code("the bundle does not fit", 3),
     "LG120": Code("unknown error code", 2),
     "LG201": Code("an anchor does not match", 1),
     "LG202": Code("the recipe is invalid", 2),

@@ -47,6 +47,14 @@ EXPLAINED: dict[str, tuple[str, str]] = {
     ),
     "LG111": ("The installation is incomplete.", "pip install --force-reinstall leangrpo-kit"),
     "LG112": ("No permission, or a read-only file system.", "ls -ld FOLDER; choose a folder that you may write."),
+    "LG113": (
+        "The file was copied only in part, was changed, or is no bundle at all.",
+        "Copy it again, or make it again: leangrpo bundle NAME --output FILE.",
+    ),
+    "LG114": (
+        "The bundle holds another upstream or commit than asked for, or was made by another version of the kit.",
+        "Make one with this kit, or run the kit that is in it: python FILE apply NAME --bundle FILE.",
+    ),
     "LG120": ("A typing error, or a code of a newer version of the kit.", "Codes look like LG201."),
     "LG201": (
         "The file differs from the pinned commit where the patch goes: a call was renamed, removed or doubled. The "

@@ -148,6 +148,46 @@ def fill_cache(name: str, entry: GitEntry, source: str | None = None) -> None:
         _stamp(repo, entry).touch()
 
 
+def pack(name: str, entry: GitEntry, source: str | None = None) -> bytes:
+    """The pinned commit, its trees and every file a checkout needs, as one git pack; fetched if not in the cache."""
+    repo = _cache(name)
+    with exclusive(repo.with_suffix(".lock")):
+        if not cached(name, entry):
+            fill_cache(name, entry, source)
+        git = Git(repo)
+        lines = git.text("ls-tree", "-r", "-d", entry.commit).splitlines()
+        trees = dict.fromkeys(line.split("\t")[0].split()[2] for line in lines)
+        wanted = [entry.commit, entry.tree, *trees, *_blobs(git, entry)]
+        return git.run("pack-objects", "--stdout", "--quiet", "--threads=1", stdin="\n".join(wanted).encode() + b"\n")
+
+
+def fill_cache_from_pack(name: str, entry: GitEntry, content: bytes, source: str) -> None:
+    """Put a pack made by :func:`pack` into the cache, and check both hashes and that no file is missing.
+
+    git names objects by their content, so nothing in the pack can stand for anything but what the lock pins.
+    """
+    repo = _cache(name)
+    with guard_disk(data.cache_dir()), exclusive(repo.with_suffix(".lock")):
+        if cached(name, entry):
+            return
+        repo.mkdir(parents=True, exist_ok=True)
+        git = Git(repo)
+        try:
+            if not (repo / "HEAD").is_file():
+                git.run("init", "--quiet", "--bare", "--template=", ".")
+            git.run("index-pack", "--stdin", "--promisor=leangrpo-kit", stdin=content)
+            (repo / "shallow").write_text(entry.commit + "\n", encoding="utf-8")
+            _check_hashes(git, entry)
+            wanted = "\n".join(_blobs(git, entry)) + "\n"
+            lacking = git.run("cat-file", "--batch-check=%(objectname)", stdin=wanted.encode()).decode()
+        except GitFailed as err:
+            raise failure(err, source, entry, has_commit=_has(git, entry.commit)) from err
+        if "missing" in lacking:
+            raise KitError("LG109", f"{source} lacks files of the pinned commit", cause="made with a partial cache",
+                           fix="make it again where there is network")  # fmt: skip
+        _stamp(repo, entry).touch()
+
+
 def _check_hashes(git: Git, entry: GitEntry) -> None:
     kind = git.maybe("cat-file", "-t", entry.commit)
     tree = git.maybe("rev-parse", "--verify", f"{entry.commit}^{{tree}}")

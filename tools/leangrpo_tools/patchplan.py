@@ -68,7 +68,7 @@ def _read(tree: Tree, recipe: Recipe, state: State | None, plan: Plan) -> None:
     for name, item in (state.files if state else {}).items():
         if state is not None and item.before is not None and name not in plan.before:
             plan.restored[name] = Content(store.get(tree, item.before, name, state.base), item.mode)
-    if not tree.path(recipe.vendor).parent.is_dir():
+    if recipe.vendored and not tree.path(recipe.vendor).parent.is_dir():
         raise KitError(
             "LG306",
             f"there is no folder {recipe.vendor.rpartition('/')[0]} in {tree.root}",
@@ -78,7 +78,7 @@ def _read(tree: Tree, recipe: Recipe, state: State | None, plan: Plan) -> None:
 
 
 def _transform(recipe: Recipe, plan: Plan) -> None:
-    from leangrpo_tools.transform import Mismatch, transform
+    from leangrpo_tools.transform import Mismatch, describe, transform
 
     wrong: list[Mismatch] = []
     for name, edits in recipe.edits(plan.scripts).items():
@@ -95,7 +95,7 @@ def _transform(recipe: Recipe, plan: Plan) -> None:
         ]
     if not wrong:
         return
-    text = "\n".join(item.text() for item in wrong)
+    text = describe(wrong)
     if all(item.taken for item in wrong):
         raise KitError(
             "LG206",
@@ -115,9 +115,10 @@ def _transform(recipe: Recipe, plan: Plan) -> None:
 
 def _vendor(tree: Tree, recipe: Recipe, state: State | None, plan: Plan) -> None:
     known = state.files if state else {}
-    fresh = vendor.files(recipe.vendor)
+    fresh = vendor.files(recipe)
     folder = tree.path(recipe.vendor)
-    if state is None and folder.exists() and any(item.suffix != ".pyc" for item in folder.rglob("*") if item.is_file()):
+    there = [item for item in folder.rglob("*") if item.is_file() and item.suffix != ".pyc"]
+    if fresh and there and state is None:
         raise KitError(
             "LG307",
             f"{recipe.vendor} exists already",

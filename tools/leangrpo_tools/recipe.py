@@ -15,11 +15,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from leangrpo_tools import data, yamlfile
-from leangrpo_tools.codemods.params import PARAMS, Name, Params
+from leangrpo_tools.codemods.params import PARAMS, InsertImport, Name, Params
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.lock import RelativePath
 
 PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+CORE = "leangrpo_core"
 FIX = "correct the recipe; tools/leangrpo_tools/codemods/ documents each codemod's parameters"
 Value = Annotated["str | int", Field(union_mode="left_to_right")]
 
@@ -108,6 +109,22 @@ class Recipe:
     vendor: str
     scripts: dict[str, Script]
     sha256: str
+    vendored: bool = True
+
+    def without_vendor(self) -> Recipe:
+        """The same edits, but the runtime is imported from an installed ``leangrpo_core`` instead of a copy."""
+        package = self.vendor.replace("/", ".")
+
+        def installed(edit: Edit) -> Edit:
+            if not isinstance(edit.params, InsertImport):
+                return edit
+            statement = edit.params.statement.replace(f"from {package} import", f"from {CORE} import")
+            return replace(edit, params=edit.params.model_copy(update={"statement": statement}))
+
+        scripts = {
+            name: replace(script, edits=tuple(map(installed, script.edits))) for name, script in self.scripts.items()
+        }
+        return replace(self, scripts=scripts, vendored=False)
 
     def find(self, name: str) -> Script:
         """The script called ``name`` in any case. Raises LG203 with the known and the nearest names."""

@@ -104,7 +104,7 @@ def applied(result: Any) -> str:
     for name, places in result.edits.items():
         lines.append(f"  {name}: {sum(len(place['lines']) for place in places)} places")
     added = sum(kind == "added" for kind in result.files.values())
-    lines.append(f"  and {added} files of the runtime")
+    lines.append(f"  and {added} files of the runtime" if added else "  the runtime is imported from leangrpo_core")
     lines.insert(0, f"patched {result.upstream} ({scripts}) in {result.dest}")
     lines.append(f"took {result.fetch_seconds:.1f} s to check out and {result.patch_seconds:.1f} s to patch")
     lines.append(
@@ -112,6 +112,14 @@ def applied(result: Any) -> str:
         f"--script {result.scripts[0]} --tree {result.dest}"
     )
     return "\n".join(lines)
+
+
+def bundled(result: Any) -> str:
+    """``leangrpo bundle``."""
+    return (
+        f"{result.upstream} and the kit are in {result.file} ({result.bytes / 1e6:.1f} MB)\n"
+        f"next, on the other machine: apply-patch {result.upstream} --bundle {result.file.name}"
+    )
 
 
 def differs(result: Any, output: Path | None) -> None:

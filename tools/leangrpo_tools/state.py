@@ -39,6 +39,7 @@ class State(_Strict):
     ``commit`` and ``tree`` are HEAD's at the time of the patch, ``base`` is the commit that ``refs/leangrpo/base``
     names, and ``patch`` the patch's own commit in a checkout that the kit made; all are None where there is no git.
     ``script_files`` are the scripts that have other names here, ``anchors`` the lines chosen by hand.
+    ``vendored``: the runtime was copied to ``vendor``; otherwise the tree imports an installed ``leangrpo_core``.
     """
 
     format: Literal[1] = 1
@@ -48,6 +49,7 @@ class State(_Strict):
     tree: str | None
     recipe: str
     vendor: str
+    vendored: bool = True
     scripts: list[str]
     base: str | None
     patch: str | None

@@ -48,8 +48,8 @@ class Mismatch:
     places: list[tuple[int, str]] = field(default_factory=list)
     taken: str | None = None
 
-    def text(self) -> str:
-        """Several lines for the message."""
+    def text(self, named: set[tuple[int, str]] | None = None) -> str:
+        """Several lines for the message. ``named`` are functions listed already, and those that this adds."""
         if self.taken:
             where = ", ".join(map(str, self.lines))
             return f"{self.file}: {self.edit.codemod}: the name {self.taken!r} is already used there, line {where}"
@@ -64,10 +64,20 @@ class Mismatch:
             words = f"--anchor {self.edit.address}="
             lines += [f"    found {self.file}:{line}: {text}   {words}{line}" for line, text in self.places]
         shown = list(dict.fromkeys(sorted(self.candidates)))
+        if named is not None:
+            functions = [item for item in shown if item[1].startswith("def ")]
+            shown = [item for item in shown if item not in named]
+            named.update(functions)
         lines += [f"    candidate {self.file}:{line}: {words}" for line, words in shown[:SHOWN]]
         if len(shown) > SHOWN:
             lines.append(f"    ... and {len(shown) - SHOWN} more")
         return "\n".join(lines)
+
+
+def describe(wrong: list[Mismatch]) -> str:
+    """All mismatches as text."""
+    named: dict[str, set[tuple[int, str]]] = {}
+    return "\n".join(item.text(named.setdefault(item.file, set())) for item in wrong)
 
 
 def transform(file: str, data: bytes, edits: list[Edit]) -> Patched | list[Mismatch]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from leangrpo_tools import __version__, data
+from leangrpo_tools.recipe import Recipe
 from leangrpo_tools.tree import Content
 
 MARKER = "VENDORED.txt"
 
 
-def files(folder: str) -> dict[str, Content]:
-    """The Python files of the runtime and a marker, by their path in the tree."""
-    root = data.core_path()
+def files(recipe: Recipe) -> dict[str, Content]:
+    """The Python files of the runtime and a marker, by their path in the tree; none where an installed one is used."""
+    if not recipe.vendored:
+        return {}
+    root, folder = data.core_path(), recipe.vendor
     found = {
         f"{folder}/{item.relative_to(root).as_posix()}": Content(item.read_bytes(), 0o644)
         for item in sorted(root.rglob("*.py"))

@@ -29,6 +29,7 @@ def install(precision: str, store: Path, timeout_s: float) -> None:
     _load()
     _process_group(store, timeout_s)
     _fsdp()
+    _compile()
     _dataloader()
 
 
@@ -107,10 +108,20 @@ def _process_group(store: Path, timeout_s: float) -> None:
 
 
 def _fsdp() -> None:
-    from torch.distributed.fsdp import _flat_param
+    from torch.distributed.fsdp import _flat_param, _init_utils
 
     # Full state dicts offloaded to the CPU move the flat parameter there; it already is.
     _flat_param.FlatParamHandle.to_cpu = lambda self: contextlib.nullcontext()  # type: ignore[assignment, method-assign]
+    # sync_module_states insists on a GPU, though what it does afterwards, a broadcast, works with gloo.
+    _init_utils._check_module_states_for_sync_module_states = lambda states: None  # type: ignore[assignment]
+
+
+def _compile() -> None:
+    # Compiled kernels for a CPU say nothing about those for a GPU and take minutes; reports list them as not tested.
+    def compile_(model: Any = None, **kwargs: Any) -> Any:
+        return (lambda function: function) if model is None else model
+
+    torch.compile = compile_  # type: ignore[assignment]
 
 
 def _dataloader() -> None:

@@ -16,7 +16,7 @@ PRELOAD = (
 )  # fmt: skip
 STUBS = (
     "torchvision", "flash_attn", "liger_kernel", "decord", "loguru", "trl", "datasets", "hpsv3", "cv2", "einops",
-    "timm", "qwen_vl_utils", "ml_collections", "absl", "matplotlib", "pandas", "imageio",
+    "timm", "qwen_vl_utils", "ml_collections", "absl", "matplotlib", "pandas", "imageio", "torchtitan", "torchao",
 )  # fmt: skip
 CLIP_MAX = 5.0
 TEXT_TOKENS = 5
@@ -27,7 +27,7 @@ class DanceGRPO(Script):
     """Base of the scripts that roll out one sample per forward and score images with HPSv2."""
 
     stubs = STUBS
-    folders = ("images", "videos", "hps_ckpt", "data")
+    folders = ("images", "videos", "data")
     options = ("learning_rate", "same_noise")
 
     def supports(self, config: Config) -> str | None:
@@ -64,6 +64,7 @@ class DanceGRPO(Script):
         from leangrpo_tools.rehearsal.scripts.hpsv2 import install
 
         install(context.recorder)
+        _reward_checkpoint()
         if context.config.precision == "fp32":
             _load_in_float32()
 
@@ -88,6 +89,20 @@ class DanceGRPO(Script):
         return ["upstream's HPSv2 and PickScore rewards (a deterministic stand-in scored the images)"]
 
 
+def _reward_checkpoint() -> None:
+    """Forks read HPSv2's weights from folders of their own; the stand-in has none, wherever they would be."""
+    import torch
+
+    load = torch.load
+
+    def without_reward(file: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(file, (str, Path)) and Path(file).name.startswith("HPS_v2"):
+            return {"state_dict": {}}
+        return load(file, *args, **kwargs)
+
+    torch.load = without_reward
+
+
 def _load_in_float32() -> None:
     """bf16 weights rely on autocast, which fp32 switches off: load every model of the script in float32."""
     import torch
@@ -102,14 +117,19 @@ def _load_in_float32() -> None:
     ModelMixin.from_pretrained = classmethod(from_pretrained)  # type: ignore[assignment]
 
 
-def write_prompts(workdir: Path, config: Config, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-    """Writes the data set: per prompt one file in each folder of `tensors`, {folder: (key in the list, shape)}."""
+def write_prompts(
+    workdir: Path, config: Config, tensors: Mapping[str, tuple[str, tuple[int, ...]]], skipped: int = 0
+) -> None:
+    """Writes the data set: per prompt one file in each folder of `tensors`, {folder: (key in the list, shape)}.
+
+    `skipped` batches are read by each rank before the first rollout.
+    """
     import torch
 
     data = workdir / "data"
     rows = []
     # One batch per rank and rollout; some scripts read the data set once only.
-    for index in range(config.ranks * config.rollouts):
+    for index in range(config.ranks * (config.rollouts + skipped)):
         row = {"caption": f"prompt {index}"}
         for folder, (key, shape) in tensors.items():
             (data / folder).mkdir(parents=True, exist_ok=True)
@@ -117,7 +137,6 @@ def write_prompts(workdir: Path, config: Config, tensors: Mapping[str, tuple[str
             row[key] = f"{index}.pt"
         rows.append(row)
     (data / "videos2caption.json").write_text(json.dumps(rows))
-    torch.save({"state_dict": {}}, workdir / "hps_ckpt/HPS_v2.1_compressed.pt")
 
 
 def save(model: Any, path: Path, scale: float = 0.08) -> None:

@@ -16,6 +16,7 @@ class Flux(DanceGRPO):
     path = "fastvideo/train_grpo_flux.py"
     policy = ("diffusers:FluxTransformer2DModel",)
     preload = (*PRELOAD, "diffusers:FluxTransformer2DModel", "diffusers:AutoencoderKL")
+    skipped_batches = 0
 
     def prepare(self, workdir: Path, config: Config) -> None:
         """Transformer, VAE, prompts."""
@@ -40,7 +41,7 @@ class Flux(DanceGRPO):
             "prompt_embed": ("prompt_embed_path", (TEXT_TOKENS, TEXT_DIM)),
             "pooled_prompt_embeds": ("pooled_prompt_embeds_path", (TEXT_DIM,)),
             "text_ids": ("text_ids", (3,)),
-        })  # fmt: skip
+        }, self.skipped_batches)  # fmt: skip
 
     def launch(self, workdir: Path, config: Config) -> Launch:
         """As `scripts/finetune/finetune_flux_grpo_8gpus.sh`."""

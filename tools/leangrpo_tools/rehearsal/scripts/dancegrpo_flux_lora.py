@@ -1,0 +1,56 @@
+"""DanceGRPO, `fastvideo/train_grpo_flux_lora.py`: LoRA under FSDP1, each adapter layer a unit of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from leangrpo_tools.rehearsal.base import Config, Context, Launch
+from leangrpo_tools.rehearsal.scripts.dancegrpo_flux import Flux
+
+
+class FluxLora(Flux):
+    """The tiny FLUX of `flux` with adapters of rank 4, and as scale 2 as in upstream's launch file."""
+
+    name = "flux_lora"
+    path = "fastvideo/train_grpo_flux_lora.py"
+    skipped_batches = 1  # init_steps + 1
+    preload = (*Flux.preload, "diffusers:FluxPipeline", "diffusers.loaders.peft", "peft.tuners.lora")
+
+    def supports(self, config: Config) -> str | None:
+        """Upstream's script has no EMA."""
+        return "upstream's flux_lora script has no EMA" if config.ema else super().supports(config)
+
+    def launch(self, workdir: Path, config: Config) -> Launch:
+        """As `scripts/finetune/finetune_flux_grpo_8gpus_lora.sh`."""
+        return Launch([*self.launch_arguments(workdir, config), "--lora_rank", "4", "--lora_alpha", "8"])
+
+    def install(self, context: Context) -> None:
+        """The reward, and adapters without zeros."""
+        super().install(context)
+        _random_adapters()
+
+    def not_tested(self, config: Config) -> list[str]:
+        """Where training resumes from an adapter's checkpoint, the adapter's weights are read from a file."""
+        return [*super().not_tested(config), "--resume_from_lora_checkpoint, and the first update from B = 0"]
+
+
+def _random_adapters() -> None:
+    """B starts at zero, which makes the gradient of A zero: nothing would be compared there in the first update."""
+    import torch
+    from diffusers.loaders.peft import PeftAdapterMixin
+
+    original: Any = PeftAdapterMixin.add_adapter
+
+    def add_adapter(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if "lora_B" in name:
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.08)
+
+    PeftAdapterMixin.add_adapter = add_adapter  # type: ignore[method-assign]
+
+
+SCRIPT = FluxLora()
