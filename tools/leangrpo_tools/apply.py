@@ -115,7 +115,8 @@ def apply(
         if source is not None:
             raise KitError("LG103", "--bundle does not go with --source", fix="leave one of them out")
         bundles.use(Path(bundle), upstream, entry)
-    if not _ours(folder):
+    fresh = not _ours(folder)
+    if fresh:
         if dry_run:
             with tempfile.TemporaryDirectory(prefix="leangrpo-") as temp:
                 fetch.checkout(upstream, entry, Path(temp) / "tree", source)
@@ -127,6 +128,12 @@ def apply(
     seconds = time.monotonic() - start
     result = _patch(Tree(folder), recipe, wish, entry)
     result.fetch_seconds = seconds
+    if fresh and isinstance(entry, lock.GitEntry):
+        missing = [path for path in entry.exclude if not (folder / path).exists()]
+        command = f"git -C {folder} sparse-checkout disable"
+        result.notices += [
+            f"{path} is not checked out, no patched script reads it; to have it: {command}" for path in missing
+        ]
     return result
 
 

@@ -95,6 +95,7 @@ def verify(
         except KitError as error:
             shared.keep |= error.code == "LG401"  # the message points into the logs
             raise
+        report.notes += found.notes
         shared.keep |= bool(report.failures)
         return report
 

@@ -165,7 +165,8 @@ def _tested(script: Script, config: Config) -> list[str]:
         f"{config.updates_per_rollout} per rollout",
         f"{config.generations} generations, {config.steps} steps, fraction {config.fraction:g}",
         "fp32 (autocast off)" if config.precision == "fp32" else "bf16 autocast",
-        f"gradient checkpointing {'on' if config.checkpointing else 'off'}, EMA {'on' if config.ema else 'off'}",
+        f"gradient checkpointing {'on' if config.checkpointing else 'off'}, "
+        f"EMA {'on (its own weights are not compared)' if config.ema else 'off'}",
         f"schedule {config.schedule}, budget {config.budget_gb}",
         "gradients before clipping, weights after each step, rewards, on every rank",
     ]

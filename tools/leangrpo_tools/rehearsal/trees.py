@@ -24,6 +24,7 @@ class Trees:
     patched: Path
     upstream: str
     rehearsal: str
+    notes: list[str]
 
 
 def export(root: Path, folder: Path, script: str) -> Trees:
@@ -40,7 +41,9 @@ def export(root: Path, folder: Path, script: str) -> Trees:
             "LG203", f"{root} is not patched for {found.name}", cause=f"patched: {', '.join(state.scripts)}",
             fix=f"apply-patch {state.upstream} --tree {root} --script {found.name}",
         )  # fmt: skip
-    trees = Trees(folder / "native", folder / "patched", state.upstream, found.rehearsal)
+    edited = sorted(states.edited(tree, state))
+    notes = [f"{tree.root}: edited since it was patched, and compared as it is: {', '.join(edited)}"] if edited else []
+    trees = Trees(folder / "native", folder / "patched", state.upstream, found.rehearsal, notes)
     names = [*_listed(tree), *state.files]
     config = states.path(tree).parent
     names += [str(file.relative_to(tree.root)) for file in config.rglob("*") if file.is_file()]
