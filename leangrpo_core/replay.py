@@ -33,7 +33,8 @@ def why_not(
         return "a gradient must flow into the arguments"
     if call.autocast != autocast_state(call.leaves[0].device):
         return "autocast differs from the rollout's"
-    differs = difference(call.inputs, args, kwargs, promote=call.autocast[0])
+    casts = call.autocast[0] or sync.casts_inputs(net)
+    differs = difference(call.inputs, args, kwargs, promote=casts)
     if differs:
         return f"inputs differ from the rollout's: {differs}"
     return None

@@ -112,6 +112,14 @@ def bare(net: nn.Module) -> nn.Module:
     return net.module if isinstance(net, DistributedDataParallel) else net
 
 
+def casts_inputs(net: nn.Module) -> bool:
+    """Whether the wrapper brings floating-point arguments to one dtype, so that equal values in another are equal."""
+    if not isinstance(net, FullyShardedDataParallel):
+        return False
+    precision = net.mixed_precision
+    return precision.param_dtype is not None and (precision.cast_root_forward_inputs or precision.cast_forward_inputs)
+
+
 @contextmanager
 def unsynchronised(net: nn.Module) -> Iterator[None]:
     """DDP reads at the forward whether its backward will communicate: a kept graph must not.

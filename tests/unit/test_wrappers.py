@@ -34,6 +34,7 @@ def wrap(kind: str, net: Policy) -> nn.Module:
         }
         precisions = {
             "fsdp-bf16": MixedPrecision(param_dtype=torch.bfloat16),
+            "fsdp-cast": MixedPrecision(param_dtype=torch.float32),
             "fsdp-stored-bf16": MixedPrecision(param_dtype=torch.float32, reduce_dtype=torch.float32),
         }
         return FullyShardedDataParallel(
@@ -254,6 +255,18 @@ def test_refused_wrappers_recompute(kind: str, reason: str) -> None:
     for ours, theirs in zip(lean, native, strict=True):
         assert_same(ours[0], theirs[0])
         assert ours[1]["kept"] == 0 and any(reason in text for text in ours[1]["reasons"])
+
+
+def test_inputs_that_the_wrapper_casts_are_the_same() -> None:
+    """DanceGRPO without autocast: its first latent is bf16 in the rollout, fp32 in the update, fp32 in the network."""
+
+    def hooks(rank: int) -> Hooks:
+        return Hooks(update_latents=lambda latents, row, step: latents.double())
+
+    lean, native = both("fsdp-cast", hooks=hooks, config={"rollouts": 1})
+    for ours, theirs in zip(lean, native, strict=True):
+        assert_same(ours[0], theirs[0], 1e-6)
+        assert ours[1]["replayed"] == 12
 
 
 def unwrapped_rollout(rank: int, world: int, lean: bool) -> list[dict[str, Tensor | None]]:
