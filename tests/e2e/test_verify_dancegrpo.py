@@ -65,9 +65,9 @@ def assert_ok(report: Report) -> None:
     assert report.ok, report.render()
 
 
-@pytest.mark.parametrize("per_rollout", [1, 2])
 @pytest.mark.parametrize(
-    ("precision", "checkpointing", "ema"), [("bf16", False, False), ("bf16", True, True), ("fp32", False, True)]
+    ("precision", "checkpointing", "ema", "per_rollout"),
+    [("bf16", False, False, 1), ("bf16", True, True, 2), ("fp32", False, True, 1), ("fp32", True, False, 2)],
 )
 def test_flux_on_one_rank_is_bitwise(
     bench: Bench, precision: str, checkpointing: bool, ema: bool, per_rollout: int
@@ -104,9 +104,7 @@ def test_flux_on_two_ranks_keeps_what_the_budget_allows(bench: Bench, graphs: in
     assert [(window["kept"], window["replayed"]) for window in second] == [(graphs, graphs)] * 2
 
 
-@pytest.mark.parametrize(
-    ("precision", "checkpointing", "per_rollout"), [("fp32", False, 1), ("bf16", True, 2), ("fp32", True, 2)]
-)
+@pytest.mark.parametrize(("precision", "checkpointing", "per_rollout"), [("fp32", False, 1), ("bf16", True, 2)])
 def test_flux_lora_on_one_rank_is_bitwise(bench: Bench, precision: str, checkpointing: bool, per_rollout: int) -> None:
     report = bench.rehearse(
         "flux_lora", precision=precision, checkpointing=checkpointing, updates=2, updates_per_rollout=per_rollout
@@ -151,7 +149,7 @@ def test_wan_is_bitwise_on_every_rank(bench: Bench, ranks: int, precision: str) 
     assert report.collectives["patched"].get("reduce_scatter", 0) == 0
 
 
-@pytest.mark.parametrize(("script", "ranks"), [("flux", 1), ("flux", 2), ("flux_lora", 2), ("wan_2_1", 2)])
+@pytest.mark.parametrize(("script", "ranks"), [("flux", 1), ("flux", 2), ("wan_2_1", 2)])
 def test_recompute_is_bitwise_upstream(bench: Bench, script: str, ranks: int) -> None:
     report = bench.rehearse(script, ranks=ranks, updates=2, schedule="recompute")
     assert_ok(report)
@@ -161,7 +159,7 @@ def test_recompute_is_bitwise_upstream(bench: Bench, script: str, ranks: int) ->
     assert report.peak_held_bytes == 0
 
 
-@pytest.mark.parametrize("call", [1, 7])
+@pytest.mark.parametrize("call", [2, 7])
 def test_other_inputs_on_one_rank_are_recomputed_on_both(bench: Bench, call: int) -> None:
     report = bench.rehearse("flux", fault("other_inputs", *ALL, call=call), ranks=2, updates=1)
     assert_ok(report)
