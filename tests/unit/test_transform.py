@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import difflib
+import os
 import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from support.toytree import FLUX, WAN
@@ -98,6 +107,51 @@ def _code(text: str) -> list[str]:
 
     skip = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
     return [item.string for item in tokenize.generate_tokens(io.StringIO(text).readline) if item.type not in skip]
+
+
+def formatted(text: str) -> str:
+    """As black would write it."""
+    ruff = shutil.which("ruff", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert ruff, "ruff is part of the dev extra"
+    command = [ruff, "format", "--isolated", "--line-length", "88", "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+
+
+def moved(text: str) -> str:
+    """The functions in reverse order."""
+    lines, tree = text.splitlines(keepends=True), ast.parse(text)
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    spans = [range(node.lineno - 1, node.end_lineno or 0) for node in functions]
+    head = "".join(lines[: spans[0].start])
+    inside = {line for span in spans for line in span} | set(range(spans[0].start))
+    tail = "".join(line for number, line in enumerate(lines) if number not in inside)
+    return head + "\n".join("".join(lines[span.start : span.stop]) for span in reversed(spans)) + tail
+
+
+def documented(text: str) -> str:
+    """A docstring and a comment in every function."""
+    return re.sub(r"(?m)^(def .*\):)\n", r'\1\n    """Rewritten."""\n    # a remark\n', text)
+
+
+def reordered(text: str) -> str:
+    """The keyword arguments of every call of the network the other way round."""
+
+    def turn(call: re.Match[str]) -> str:
+        return call[1] + ", ".join(reversed([part.strip() for part in call[2].split(",")])) + ")"
+
+    return re.sub(r"(transformer\()((?:\w+=\w+, )+\w+=\w+)\)", turn, text)
+
+
+@pytest.mark.parametrize("change", [formatted, moved, documented, reordered], ids=lambda change: change.__name__)
+def test_the_same_code_in_another_style(change: Callable[[str], str]) -> None:
+    """Patched at the same places, and every other line stays as it was."""
+    text = change(FLUX)
+    assert text != FLUX
+    result = patch(text.encode()).decode()
+    ours = [line for line in PLAIN.decode().splitlines() if "lean" in line]
+    assert sum("lean" in line for line in result.splitlines()) >= len(ours)
+    gone = [line for line in difflib.ndiff(text.splitlines(), result.splitlines()) if line.startswith("- ")]
+    assert len(gone) <= 2 * len(ours)
 
 
 def test_a_patched_file_is_not_patched_twice() -> None:
