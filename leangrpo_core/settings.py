@@ -27,8 +27,8 @@ class Settings:
 
     Attributes:
         schedule: `retain` keeps the graphs of the rollout; `recompute` is upstream's own behaviour, the off switch.
-        budget_bytes: bytes of kept graphs a rank may hold at a time; `inf` is unlimited.
-        audit: compare every Nth window with a native recomputation; 1 in `audit_first` means the first window only.
+        budget_gb: gigabytes (1e9 bytes) of kept graphs a rank may hold at a time; `inf` is unlimited.
+        audit: which windows are compared with a native recomputation: `first` that can be judged, `off`, `every:N`.
     """
 
     schedule: str = "retain"
@@ -37,6 +37,7 @@ class Settings:
 
     @property
     def budget_bytes(self) -> float:
+        """The budget in bytes."""
         return self.budget_gb * 1e9
 
     def audits(self, window: int, audited: bool) -> bool:
@@ -53,6 +54,7 @@ class Settings:
         return f"schedule={self.schedule} budget_gb={budget} audit={self.audit}"
 
     def digest(self) -> str:
+        """A short hash of the settings, for the start line."""
         return hashlib.sha256(self.text().encode()).hexdigest()[:12]
 
 

@@ -1,7 +1,7 @@
 """What each wrapper around the network demands of kept graphs, and agreement between ranks.
 
 A replay on one rank beside a recomputation on another is a hang wherever the wrapper communicates, so verdicts are
-collective there. Facts behind the table are tests: see `tests/unit/test_wrappers.py`.
+collective there. Each statement here is a test of the kit on two ranks or more (`tests/unit/test_wrappers.py` there).
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,10 +25,12 @@ from .guard import checksum
 
 
 def world_size() -> int:
+    """How many ranks there are; 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
+    """This process's rank; 0 without a process group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 

@@ -119,6 +119,14 @@ class Window:
         consumed_rows: how many rows the first update consumes.
         held: kept calls that no update has consumed yet.
         consumed: kept calls whose leaf upstream holds, in the order of consumption.
+        positions: the place of each selected (row, step) in the order of consumption.
+        reasons: why calls were not kept, not replayed or dropped, and how many.
+        limit: how many leading places the budget holds.
+        net, seen: the network whose calls are kept, and what they depended on besides their arguments.
+        refusal: why the window keeps nothing more; empty as long as it may.
+        agreed: how many leading places every rank holds, once ranks have compared.
+        native_only: some rank had to recompute, so from here on all do.
+        updating: the rollout is over.
     """
 
     number: int
