@@ -1,7 +1,7 @@
 """The check in the job itself, on its real kernels: replayed outputs and the lean gradient against a recomputation."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from . import sync
 from .errors import LeanError
-from .tape import Kept, tolerance
+from .tape import Row, outputs_of, tolerance
 from .values import tensors_of
 
 
@@ -21,22 +21,27 @@ class Call:
     net: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    kept: Kept
+    rows: Sequence[Row]
+
+    def belongs_to(self, calls: Collection[int]) -> bool:
+        """Whether all its rows are of these kept calls, given by `id`."""
+        return all(id(row.call) in calls for row in self.rows)
 
     def walk_natively(self) -> tuple[float, float]:
         """Forward with a fresh graph under the autocast state of the call, then backward with the true cotangent.
 
         Returns squared norms: of the new outputs less the replayed ones, and of the new outputs.
         """
-        enabled, dtype = self.kept.autocast
-        device = self.kept.leaves[0].device.type
+        enabled, dtype = self.rows[0].call.autocast
+        kept = outputs_of(self.rows)
+        device = kept[0][0].device.type
         with torch.enable_grad(), torch.autocast(device, dtype=dtype, enabled=enabled), sync.unsynchronised(self.net):
             outs = [out for out in tensors_of(self.net(*self.args, **self.kwargs)) if out.requires_grad]
         off = size = 0.0
-        for out, leaf in zip(outs, self.kept.leaves, strict=True):
-            off += (out.detach().double() - leaf.detach().double()).square().sum().item()
+        for out, (value, _) in zip(outs, kept, strict=True):
+            off += (out.detach().double() - value.double()).square().sum().item()
             size += out.detach().double().square().sum().item()
-        torch.autograd.backward(outs, self.kept.cotangents())
+        torch.autograd.backward(outs, [cotangent for _, cotangent in kept])
         return off, size
 
 
@@ -96,7 +101,7 @@ def audit(
         sums = [sum(row) for row in zip(*sync.everyones(sums), strict=True)]
     off, size, lonely, off_outputs, size_outputs = sums
     gradient, output = _relative(off, size), _relative(off_outputs, size_outputs)
-    allowed = tolerance(calls[0].kept.leaves[0].dtype)
+    allowed = tolerance(calls[0].rows[0].call.leaves[0][0].dtype)
     if lonely or gradient > allowed or output > allowed:
         raise LeanError(
             "LG607",

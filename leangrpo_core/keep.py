@@ -1,16 +1,32 @@
 """The rollout's side: which calls are kept, and how a kept call runs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from . import guard, memory, sync
 from .errors import LeanError
+from .rows import copies_in, merge, take
 from .tape import Kept, Key, Window, tolerance
-from .values import Uncuttable, detach_all, leaves, needs_grad, tensors_of, uncomparable
+from .values import (
+    Uncuttable,
+    as_tuple,
+    detach_all,
+    leaves,
+    named,
+    needs_grad,
+    rebuildable,
+    tensors_of,
+    uncomparable,
+)
+
+OVER_BUDGET = "over LEANGRPO_BUDGET_GB"
+TWICE = "the network was called twice for one step and site"
 
 
 @contextmanager
@@ -29,10 +45,81 @@ def training_mode(net: nn.Module) -> Iterator[None]:
             module.training = False
 
 
-def why_not(
-    window: Window, wrapper: sync.Wrapper, net: nn.Module, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> str | None:
-    """Why this selected call cannot be kept, or None. Such a call runs, and is recomputed later, as upstream does."""
+def rollout_call(
+    window: Window,
+    wrapper: sync.Wrapper,
+    net: nn.Module,
+    keys: Sequence[Key],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    budget: float,
+    sizes: memory.Sizes,
+    measure: bool,
+) -> Any:
+    """A network call of the rollout: kept if the update will ask for a row of it.
+
+    Args:
+        keys: which step of which row, for each row of the call.
+        budget: bytes of graphs this rank may hold.
+        sizes: what graphs of calls with such arguments weigh, as far as measured.
+        measure: follow the bytes of this call in any case.
+
+    Raises:
+        LeanError: LG608 if CUDA ran out of memory.
+    """
+    wanted = {key: place for place, key in enumerate(keys) if key[:2] in window.positions}
+    reason = _why_not(window, wrapper, net, keys, wanted, args, kwargs) if wanted else ""
+    if reason:
+        window.pass_by(wanted, reason)
+        wanted = {}
+    window.limit = sizes.fits(budget)
+    _leave_out(window, wanted)
+    call = _Call(window, wrapper, net, budget, sizes, measure)
+    if not wanted:
+        return net(*args, **kwargs)
+    # A wrapper that communicates needs equally many forwards on every rank.
+    if len(wanted) == len(keys) or wrapper.collective:
+        return call.keep(wanted, len(keys), args, kwargs)
+    return _in_two(call, wanted, len(keys), args, kwargs)
+
+
+def _leave_out(window: Window, wanted: dict[Key, int]) -> None:
+    """Steps that the budget does not hold."""
+    over = [key for key in wanted if window.positions[key[:2]] >= window.limit]
+    window.pass_by(over, OVER_BUDGET)
+    for key in over:
+        del wanted[key]
+
+
+def _in_two(call: "_Call", wanted: dict[Key, int], rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Keeps a call with the wanted rows and runs the others without a graph, which would cost a backward."""
+    window, places = call.window, sorted(wanted.values())
+    others = sorted(set(range(rows)) - set(places))
+    copies = copies_in(args, kwargs, rows)
+    if copies is None or not rebuildable((args, kwargs)):
+        return call.keep(wanted, rows, args, kwargs)
+    ours = {key: places.index(place) for key, place in wanted.items()}
+    kept = call.keep(ours, len(places), *take(args, kwargs, rows, copies, places))
+    rest = call.net(*(part := take(args, kwargs, rows, copies, others))[0], **part[1])
+    try:
+        return merge([(places, kept), (others, rest)], container=rest)
+    except Uncuttable as reason:
+        window.refusal = str(reason)
+        window.drop([key for key in ours if key in window.held], window.refusal)
+        return call.net(*args, **kwargs)
+
+
+def _why_not(
+    window: Window,
+    wrapper: sync.Wrapper,
+    net: nn.Module,
+    keys: Sequence[Key],
+    wanted: dict[Key, int],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> str:
+    """Why this call cannot be kept, or nothing. Such a call runs, and is recomputed later, as upstream does."""
     if wrapper.refusal:
         return wrapper.refusal
     if not window.looked_at:
@@ -53,13 +140,13 @@ def why_not(
     odd = uncomparable(args, kwargs)
     if odd:
         return f"an argument cannot be compared: {odd}"
-    if key in window.held or key in window.ambiguous:
-        window.held.pop(key, None)
-        window.ambiguous.add(key)
-        return "the network was called twice for one step and site"
-    if window.positions[key[:2]] >= window.limit:
-        return "over LEANGRPO_BUDGET_GB"
-    return None
+    if len(set(keys)) < len(keys) or any(key in window.held or key in window.ambiguous for key in wanted):
+        for key in wanted:
+            if key in window.held:
+                window.let_go(key)
+            window.ambiguous.add(key)
+        return TWICE
+    return ""
 
 
 def _no_room(wrapper: sync.Wrapper, net: nn.Module, device: torch.device) -> str:
@@ -88,7 +175,7 @@ def probe(window: Window, net: nn.Module, args: tuple[Any, ...], kwargs: dict[st
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         rolled = tensors_of(net(*args, **kwargs))
         with training_mode(net), torch.enable_grad(), sync.unsynchronised(net):
-            trained = tensors_of(net(*args, **kwargs))
+            trained = tensors_of(as_tuple(net(*args, **_by_name(net, kwargs)), kwargs))
     torch.clear_autocast_cache()
     for a, b in zip(rolled, trained, strict=True):
         size = b.detach().double().norm().item()
@@ -97,75 +184,92 @@ def probe(window: Window, net: nn.Module, args: tuple[Any, ...], kwargs: dict[st
             window.refusal = f"in train mode the network computes something else (by {off:.3g} of {size:.3g})"
 
 
-def keep(
-    window: Window,
-    net: nn.Module,
-    key: Key,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    budget: float,
-    sizes: memory.Sizes,
-    measure: bool,
-) -> Any:
-    """Runs the call under grad, holds its graph, returns the result without it, in the type the network returned.
+def _by_name(net: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a kept call: it asks for a named result, which can answer callers that want either kind.
 
-    Args:
-        budget: bytes of graphs this rank may hold.
-        sizes: what graphs of calls with such arguments weigh, as far as measured.
-        measure: follow the bytes of this call in any case.
-
-    Raises:
-        LeanError: LG608 if CUDA ran out of memory.
+    Not through FSDP1, whose hooks have been shown exact for what upstream passes through them.
     """
-    device = where(args, kwargs)
-    first = window.seen is None
-    if window.seen is None:
-        window.net, window.seen = sync.bare(net), guard.see(net)
-    generators = guard.generator_states(device)
-    # Low-precision copies of weights that autocast cached without grad, or for another graph, must not enter this one.
-    torch.clear_autocast_cache()
-    with training_mode(net), torch.enable_grad(), sync.unsynchronised(net):
+    if kwargs.get("return_dict", True) is False and not isinstance(net, FullyShardedDataParallel):
+        return kwargs | {"return_dict": True}
+    return kwargs
+
+
+@dataclass
+class _Call:
+    """What it takes to keep a call; see :func:`rollout_call`."""
+
+    window: Window
+    wrapper: sync.Wrapper
+    net: nn.Module
+    budget: float
+    sizes: memory.Sizes
+    measure: bool
+
+    def keep(self, wanted: dict[Key, int], rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the call under grad, holds its graph, returns the result without it, in the type the network returns.
+
+        Args:
+            wanted: the steps that the update will ask for, and their places among the rows.
+            rows: how many rows the call has.
+        """
+        window = self.window
+        device, first = where(args, kwargs), window.seen is None
+        if window.seen is None:
+            window.net, window.seen = sync.bare(self.net), guard.see(self.net)
+        generators = guard.generator_states(device)
+        asked, kwargs = kwargs, _by_name(self.net, kwargs)
+        result = self._run(args, kwargs, device)
+        window.graph_bytes = self.sizes.graph_bytes(args, kwargs)
+        arguments = named(sync.innermost(self.net), args, kwargs)
         try:
-            if measure or not sizes.settled(args, kwargs):
-                with window.meter.measure(device) as figure:
-                    result = net(*args, **kwargs)
+            call = Kept(result, arguments, rows, device, window.graph_bytes)
+        except Uncuttable as reason:
+            window.refusal = str(reason)
+            window.pass_by(wanted, window.refusal)
+            detach_all(result)
+            return as_tuple(result, asked)
+        if not call.outs:
+            window.refusal = "the network's output needs no gradient"
+            window.pass_by(wanted, window.refusal)
+            return as_tuple(result, asked)
+        call.plain = kwargs.get("return_dict", True) is False
+        self.sizes.row_bytes = window.graph_bytes / len(wanted)
+        window.limit = self.sizes.fits(self.budget)
+        value = as_tuple(call.for_rollout(), asked)
+        if not all(map(torch.equal, generators, guard.generator_states(device))):
+            window.refusal = "the network draws random numbers"
+        elif first and guard.checksum(self.net.buffers()) != window.seen.buffers:
+            window.refusal = "the network changes its buffers"
+        if window.refusal:
+            window.pass_by(wanted, window.refusal)
+            return value
+        if any(window.positions[key[:2]] >= window.limit for key in wanted):
+            # The first call of all: only now it is known what it weighs, and its graph is one.
+            window.pass_by(wanted, OVER_BUDGET)
+        else:
+            window.hold(call, wanted)
+        return value
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Any:
+        window = self.window
+        # Low-precision copies of weights that autocast cached without grad, or for another graph, must not enter this.
+        torch.clear_autocast_cache()
+        with training_mode(self.net), torch.enable_grad(), sync.unsynchronised(self.net):
+            try:
+                if not self.measure and self.sizes.settled(args, kwargs):
+                    result = self.net(*args, **kwargs)
                     torch.clear_autocast_cache()
-                window.measured += 1
-                sizes.add(args, kwargs, figure[0])
-            else:
-                result = net(*args, **kwargs)
-                torch.clear_autocast_cache()
-        except torch.OutOfMemoryError as error:
-            held = sum(call.graph_bytes for call in window.held.values()) / 1e9
-            raise LeanError(
-                "LG608",
-                f"out of memory while {len(window.held)} graphs, {held:.3g} GB, were held: {error}",
-                f"set LEANGRPO_BUDGET_GB to less than {held:.3g}; what does not fit is recomputed",
-            ) from error
-    window.graph_bytes = sizes.graph_bytes(args, kwargs)
-    try:
-        call = Kept(result, args, kwargs, device, window.graph_bytes)
-    except Uncuttable as reason:
-        window.refusal = str(reason)
-        window.pass_by(key, window.refusal)
-        detach_all(result)
+                    return result
+                with window.meter.measure(device) as figure:
+                    result = self.net(*args, **kwargs)
+                    torch.clear_autocast_cache()
+            except torch.OutOfMemoryError as error:
+                held = window.held_bytes() / 1e9
+                raise LeanError(
+                    "LG608",
+                    f"out of memory while the graphs of {window.calls} calls, {held:.3g} GB, were held: {error}",
+                    f"set LEANGRPO_BUDGET_GB to less than {held:.3g}; what does not fit is recomputed",
+                ) from error
+        window.measured += 1
+        self.sizes.add(args, kwargs, figure[0])
         return result
-    if not call.outs:
-        window.refusal = "the network's output needs no gradient"
-        window.pass_by(key, window.refusal)
-        return result
-    window.limit = memory.fits(budget, window.graph_bytes)
-    value = call.for_rollout()
-    if not all(map(torch.equal, generators, guard.generator_states(device))):
-        window.refusal = "the network draws random numbers"
-    elif first and guard.checksum(net.buffers()) != window.seen.buffers:
-        window.refusal = "the network changes its buffers"
-    if window.refusal:
-        window.pass_by(key, window.refusal)
-        return value
-    if window.positions[key[:2]] >= window.limit:
-        window.pass_by(key, "over LEANGRPO_BUDGET_GB")
-        return value
-    window.hold(key, call)
-    return value

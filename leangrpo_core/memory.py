@@ -82,6 +82,7 @@ class Sizes:
 
     def __init__(self) -> None:
         self._figures: dict[tuple[Any, ...], list[int]] = {}
+        self.row_bytes = 0.0  # of the last kept call; 0 before the first
 
     def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
         shapes = tuple(tuple(item.shape) for _, item in leaves((args, kwargs)) if isinstance(item, Tensor))
@@ -93,6 +94,11 @@ class Sizes:
     def add(self, args: tuple[Any, ...], kwargs: dict[str, Any], figure: int) -> None:
         figures = self._of(args, kwargs)
         figures[:] = [*figures[-1:], figure]
+
+    def fits(self, budget_bytes: float) -> float:
+        """How many rows' graphs a budget holds; infinity where it has no limit or no graph was measured yet."""
+        limited = math.isfinite(budget_bytes) and self.row_bytes
+        return math.floor(budget_bytes / self.row_bytes) if limited else math.inf
 
     def graph_bytes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """The smaller of the last two figures."""
@@ -117,8 +123,3 @@ def joint_bytes(net: nn.Module, shards: int) -> int:
     weights = sum(p.numel() * p.element_size() for p in net.parameters())
     gradients = sum(p.numel() * p.element_size() for p in net.parameters() if p.requires_grad)
     return (weights + gradients) * (shards - 1) + gradients
-
-
-def fits(budget_bytes: float, graph_bytes: int) -> float:
-    """How many graphs of `graph_bytes` bytes a budget holds; infinity where it has no limit."""
-    return math.inf if math.isinf(budget_bytes) else math.floor(budget_bytes / max(graph_bytes, 1))

@@ -1,23 +1,45 @@
-"""The update's side: whether a kept call answers a policy call, and the walk through the graphs."""
+"""The update's side: which rows of a policy call are answered by kept calls, and the walk through the graphs."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from . import guard, sync
+from .audit import Call
 from .errors import LeanError
-from .tape import Key, Window, autocast_state
-from .values import difference, needs_grad
+from .rows import compare, merge, take
+from .tape import Kept, Key, Row, Window, autocast_state, result_of
+from .values import as_tuple, named, needs_grad, rebuildable
 
 
-def why_not(
-    window: Window, net: nn.Module, key: Key | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+def find(
+    window: Window, net: nn.Module, keys: Sequence[Key], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[Key, Row], dict[Key, str]]:
+    """The rows of a policy call that are held as the same evaluation, and why the others must be recomputed."""
+    held = {key: window.held[key] for key in keys if key in window.held}
+    reasons = {key: "not held" for key in keys if key not in held}
+    if len(set(keys)) < len(keys):
+        return {}, dict.fromkeys(keys, "a sample twice in one call")
+    if held:
+        reason = _why_not(window, net, list(held.values()), args, kwargs)
+        if reason:
+            return {}, reasons | dict.fromkeys(held, reason)
+        differs = _differing(net, keys, held, args, kwargs)
+        window.turned_away += len(differs)
+        for key in differs:
+            window.let_go(key)
+        reasons |= differs
+        if len(reasons) < len(keys) and reasons and not rebuildable((args, kwargs)):
+            return {}, reasons | dict.fromkeys(set(keys) - set(reasons), "an argument cannot be split into rows")
+    return {key: row for key, row in held.items() if key not in reasons}, reasons
+
+
+def _why_not(
+    window: Window, net: nn.Module, rows: Sequence[Row], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str | None:
-    """Why this policy call must be recomputed on this rank, or None if a kept call is the same evaluation."""
-    call = window.held.get(key) if key else None
-    if call is None:
-        return "not held"
+    """Why no row of a policy call can be replayed on this rank, whatever their inputs, or None."""
     if sync.bare(net) is not window.net:
         return "another network than in the rollout"
     if not window.replayed and window.seen is not None:
@@ -31,13 +53,63 @@ def why_not(
             return reason
     if needs_grad(args, kwargs):
         return "a gradient must flow into the arguments"
-    if call.autocast != autocast_state(call.leaves[0].device):
+    if any(row.call.autocast != autocast_state(row.call.leaves[0][0].device) for row in rows):
         return "autocast differs from the rollout's"
-    casts = call.autocast[0] or sync.casts_inputs(net)
-    differs = difference(call.inputs, args, kwargs, promote=casts)
-    if differs:
-        return f"inputs differ from the rollout's: {differs}"
+    if any(row.call.copies != rows[0].call.copies for row in rows):
+        return "calls of the rollout with and without guidance in one call"
+    if any(row.call.plain for row in rows) and kwargs.get("return_dict", True) is not False:
+        return "the rollout asked for a tuple, the update for a named result"
     return None
+
+
+def _differing(
+    net: nn.Module, keys: Sequence[Key], held: dict[Key, Row], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[Key, str]:
+    """Rows whose inputs are not the rollout's, and why."""
+    copies = next(iter(held.values())).call.copies
+    arguments = named(sync.innermost(net), args, kwargs)
+    places = {place: held[key] for place, key in enumerate(keys) if key in held}
+    casts = autocast_state(next(iter(held.values())).call.leaves[0][0].device)[0] or sync.casts_inputs(net)
+    found = compare(places, arguments, rows=len(keys), copies=copies, promote=casts)
+    return {keys[place]: f"inputs differ from the rollout's: {why}" for place, why in found.items()}
+
+
+class Replay:
+    """A policy call of which some rows, or all, are answered by kept calls.
+
+    Args:
+        net: the network as the update calls it.
+        held: the rows that are held, by key.
+        keys: all rows of the call.
+    """
+
+    def __init__(
+        self, net: nn.Module, keys: Sequence[Key], held: dict[Key, Row], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._net, self._keys, self._args, self._kwargs = net, keys, args, kwargs
+        self._places = [place for place, key in enumerate(keys) if key in held]
+        self._copies = next(iter(held.values())).call.copies
+        self._rows: list[Row] = []
+
+    def run(self, window: Window) -> Any:
+        """The call's result; rows that are not held are computed natively, in one call."""
+        others = sorted(set(range(len(self._keys))) - set(self._places))
+        part = self._some(others) if others else None
+        self._rows = window.take(self._keys[place] for place in self._places)
+        replayed = as_tuple(result_of(self._rows), self._kwargs)
+        if part is None:
+            return replayed
+        native = self._net(*part[0], **part[1])
+        return merge([(self._places, replayed), (others, native)], container=native)
+
+    def for_audit(self) -> Call:
+        """What the audit must recompute."""
+        return Call(self._net, *(self._some(self._places)), self._rows)
+
+    def _some(self, places: Sequence[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if len(places) == len(self._keys):
+            return self._args, self._kwargs
+        return take(self._args, self._kwargs, len(self._keys), self._copies, places)
 
 
 def changed(window: Window, net: nn.Module) -> bool:
@@ -45,12 +117,26 @@ def changed(window: Window, net: nn.Module) -> bool:
     return window.seen is not None and guard.weights_of(net) != window.seen.weights
 
 
-def walk(window: Window, wrapper: sync.Wrapper, net: nn.Module) -> None:
-    """Runs the graphs of all consumed calls backward and lets them go.
+def due(window: Window, last: bool) -> list[Kept]:
+    """The kept calls to walk now, in the order of consumption.
 
-    In the order of consumption, which adds gradients up in upstream's order; jointly where the wrapper demands it.
-    Calls whose loss has not been walked yet stay, except in a joint walk: there every rank must reach every unit, so
-    they take part with zeros.
+    Before a native call (`last` false) only where no row is missing. As long as a batched one waits for rows, all do:
+    the update's calls tie their rows together, and an audit compares them as a whole.
+
+    At the boundary those of which some row has got a gradient.
+    """
+    if last:
+        return [call for call in window.consumed if call.has_gradients(every=False)]
+    if any(call.rows > 1 and not call.complete for call in window.consumed):
+        return []
+    return [call for call in window.consumed if call.complete]
+
+
+def walk(window: Window, wrapper: sync.Wrapper, net: nn.Module, calls: Sequence[Kept]) -> None:
+    """Runs the graphs of consumed calls backward and lets them go.
+
+    In the order of consumption, which adds gradients up in upstream's order; jointly where the wrapper demands it:
+    there every rank must reach every unit, so calls without a gradient take part with zeros.
 
     Raises:
         LeanError: LG604 if weights changed since the rollout, on every rank where the wrapper communicates.
@@ -65,23 +151,16 @@ def walk(window: Window, wrapper: sync.Wrapper, net: nn.Module) -> None:
             "move the change behind optimizer.step(), or run with LEANGRPO_SCHEDULE=recompute",
         )
     joint = wrapper.flush == "joint"
-    ready, waiting = [], []
-    for key, call in window.consumed:
-        grads = call.cotangents()
-        if grads is None and joint:
-            grads = [torch.zeros_like(leaf) for leaf in call.leaves]
-        if grads is None:
-            waiting.append((key, call))
-        else:
-            ready.append((call.release(), grads))
-    window.consumed = waiting
+    calls = list(window.consumed if joint else calls)
+    window.consumed = [call for call in window.consumed if all(call is not other for other in calls)]
+    ready = [(call.cotangents(), call.release()) for call in calls]
     if joint:
         if ready:
-            outs = [out for call_outs, _ in ready for out in call_outs]
-            torch.autograd.backward(outs, [grad for _, grads in ready for grad in grads])
+            outs = [out for _, call_outs in ready for out in call_outs]
+            torch.autograd.backward(outs, [grad for grads, _ in ready for grad in grads])
         return
     ready.reverse()
     while ready:  # taken off one by one, so that each graph is freed before the next is walked
-        outs, grads = ready.pop()
+        grads, outs = ready.pop()
         torch.autograd.backward(outs, grads)
         del outs

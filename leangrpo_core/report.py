@@ -57,7 +57,7 @@ class Report:
         audit = max(window.audits, key=lambda found: (math.isnan(found), found), default=None)
         figures = {
             "window": window.number,
-            "rows": len(window.order),
+            "calls": window.calls,
             "selected": len(window.positions),
             "kept": window.kept,
             "replayed": window.replayed,
@@ -68,9 +68,10 @@ class Report:
             "flush": flush,
             "audit_rel_l2": None if audit is None or math.isnan(audit) else audit,
         }
-        line = f"window {window.number}: kept {window.kept} of {len(window.positions)} selected calls"
+        line = f"window {window.number}: kept {window.kept} of {len(window.positions)} selected steps"
         if window.kept:
-            line += f" ({readable(window.graph_bytes)} each, {readable(window.peak_held_bytes)} at the peak)"
+            line += f" in {window.calls} calls ({readable(window.graph_bytes)} each, "
+            line += f"{readable(window.peak_held_bytes)} at the peak)"
         line += f", replayed {window.replayed}, recomputed {window.recomputed}"
         if window.replayed:
             line += f"; flush {flush}"
@@ -78,8 +79,8 @@ class Report:
             line += "; audit: upstream's own gradient is not finite, the next window is audited"
         elif audit is not None:
             line += f"; audit: relative difference to native {audit:.2g}"
-        for reason, calls in window.reasons.items():
-            line += f"; {calls} x {reason}"
+        for reason, steps in window.reasons.items():
+            line += f"; {steps} x {reason}"
         self.say(line)
         if self._folder:
             path = Path(self._folder) / f"rank{sync.rank()}.jsonl"

@@ -12,9 +12,11 @@ from pathlib import Path
 from .errors import LeanError
 
 SCHEDULES = ("retain", "recompute")
+SYNCS = ("upstream", "late")
 ALLOWED = {
     "schedule": " or ".join(SCHEDULES),
     "budget_gb": "unlimited, or a number of gigabytes (1e9 bytes) per rank, 0 or more",
+    "sync": " or ".join(SYNCS),
     "audit": "first, off, or every:N with N >= 1",
 }
 # Variables of the kit that are no settings of a run and may be set beside them.
@@ -28,11 +30,14 @@ class Settings:
     Attributes:
         schedule: `retain` keeps the graphs of the rollout; `recompute` is upstream's own behaviour, the off switch.
         budget_gb: gigabytes (1e9 bytes) of kept graphs a rank may hold at a time; `inf` is unlimited.
+        sync: `upstream` averages gradients over the ranks where upstream does; `late` averages them once per update
+            where upstream leaves every rank alone.
         audit: which windows are compared with a native recomputation: `first` that can be judged, `off`, `every:N`.
     """
 
     schedule: str = "retain"
     budget_gb: float = math.inf
+    sync: str = "upstream"
     audit: str = "first"
 
     @property
@@ -51,7 +56,7 @@ class Settings:
     def text(self) -> str:
         """One line, equal on all ranks of a sound run."""
         budget = "unlimited" if math.isinf(self.budget_gb) else f"{self.budget_gb:g}"
-        return f"schedule={self.schedule} budget_gb={budget} audit={self.audit}"
+        return f"schedule={self.schedule} budget_gb={budget} sync={self.sync} audit={self.audit}"
 
     def digest(self) -> str:
         """A short hash of the settings, for the start line."""
@@ -86,12 +91,15 @@ def parse(values: Mapping[str, str]) -> Settings:
     schedule = values.get("schedule", Settings.schedule)
     if schedule not in SCHEDULES:
         raise _refuse("schedule", schedule)
+    sync = values.get("sync", Settings.sync)
+    if sync not in SYNCS:
+        raise _refuse("sync", sync)
     audit = values.get("audit", Settings.audit)
     every = audit.removeprefix("every:")
     if audit not in ("first", "off") and not (audit.startswith("every:") and every.isdecimal() and int(every) >= 1):
         raise _refuse("audit", audit)
     budget = _number("budget_gb", values["budget_gb"]) if "budget_gb" in values else math.inf
-    return Settings(schedule, budget, audit)
+    return Settings(schedule, budget, sync, audit)
 
 
 def read_file(path: Path) -> dict[str, str]:

@@ -114,6 +114,17 @@ def bare(net: nn.Module) -> nn.Module:
     return net.module if isinstance(net, DistributedDataParallel) else net
 
 
+def innermost(net: nn.Module) -> nn.Module:
+    """The network inside DDP, FSDP1 and `torch.compile`: its `forward` has the signature that callers know."""
+    while True:
+        inner = getattr(net, "_orig_mod", None)
+        if isinstance(net, (DistributedDataParallel, FullyShardedDataParallel)):
+            inner = net.module
+        if not isinstance(inner, nn.Module):
+            return net
+        net = inner
+
+
 def casts_inputs(net: nn.Module) -> bool:
     """Whether the wrapper brings floating-point arguments to one dtype, so that equal values in another are equal."""
     if not isinstance(net, FullyShardedDataParallel):

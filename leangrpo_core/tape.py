@@ -1,13 +1,13 @@
-"""Kept calls: the graphs of one rollout, the cut at each output, and what happens to it until the flush.
+"""Kept calls: the graphs of one rollout, the cut at each output, and what happens to them until the flush.
 
 The cut: the rollout's forward ran under grad, giving `out`. A leaf with the same values takes its place in upstream's
 loss, so upstream's own backward stops there and leaves the exact cotangent in `leaf.grad`. Walking `out` backward with
 that cotangent gives the gradient that a second forward would have given.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from .errors import LeanError
 from .guard import Seen
 from .memory import Meter
-from .values import map_tensors, snapshot
+from .rows import join, split
+from .values import Uncuttable, map_tensors, snapshot
 
 Key = tuple[int, int, str]  # row of the rollout, trajectory step, site (which network call of the step)
 
@@ -37,58 +38,111 @@ def autocast_state(device: torch.device) -> tuple[bool, torch.dtype]:
 
 
 class Kept:
-    """One network call of the rollout, held with its graph.
+    """One network call of the rollout, held with its graph. Its rows are replayed one by one, in any order.
 
     Args:
         result: what the network returned, under grad.
-        args, kwargs: its arguments; tensors are copied.
+        named: its arguments by name; tensors are copied.
+        rows: how many rows of the rollout it evaluated; see `rows.py` for how tensors hold them.
         device: where the call ran.
         graph_bytes: bytes the call left allocated.
 
     Raises:
-        Uncuttable: the result is a container that cannot be rebuilt.
+        Uncuttable: the result cannot be rebuilt, or not be split into rows.
     """
 
-    def __init__(
-        self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, graph_bytes: int
-    ) -> None:
-        self.inputs = snapshot(args, kwargs)
+    def __init__(self, result: Any, named: dict[str, Any], rows: int, device: torch.device, graph_bytes: int) -> None:
+        self.inputs = snapshot(named)
         self.autocast = autocast_state(device)
+        self.rows = rows
+        self.copies = 1
+        self.plain = False  # a plain tuple, as asked for with return_dict=False
         self.graph_bytes = graph_bytes
         self.outs: list[Tensor] = []
-        self.leaves: list[Tensor] = []
-        self._result = map_tensors(result, self._cut)
+        self.leaves: list[list[Tensor]] = []  # per output that has a graph, per row
+        self.values: list[list[Tensor]] = []  # per tensor of the result, per row
+        self.waiting: set[int] = set()  # rows that an update may still ask for
+        self.taken: list[int] = []
+        self._container = map_tensors(result, self._cut)
 
     def _cut(self, out: Tensor) -> Tensor:
-        # A copy: the network may use the memory of its output again in a later call.
-        leaf = out.detach().clone()
+        parts = split(out, self.rows)
+        if parts is None:
+            raise Uncuttable(f"an output of shape {tuple(out.shape)} is not made of {self.rows} rows")
+        if out.dim():
+            self.copies = out.shape[0] // self.rows
+        # Copies: the network may use the memory of its output again in a later call.
+        parts = [part.detach().clone() for part in parts]
         if out.requires_grad:
+            for leaf in parts:
+                leaf.requires_grad_().register_post_accumulate_grad_hook(_Once())
             self.outs.append(out)
-            self.leaves.append(leaf.requires_grad_())
-            leaf.register_post_accumulate_grad_hook(_Once())
-        return leaf
+            self.leaves.append(parts)
+        self.values.append(parts)
+        return torch.tensor(len(self.values) - 1)
 
     def for_rollout(self) -> Any:
         """The result without a graph, of the type the network returned.
 
-        A clone: an operation in place on it must not reach the leaf or what the graph holds.
+        A copy: an operation in place on it must not reach the leaves or what the graph holds.
         """
-        return map_tensors(self._result, lambda leaf: leaf.detach().clone())
+        with torch.no_grad():
+            return map_tensors(self._container, lambda at: join([part.clone() for part in self.values[int(at)]]))
 
-    def for_update(self) -> Any:
-        """The result for upstream's loss: clones of the leaves, so that operations in place are allowed as natively."""
-        return map_tensors(self._result, lambda leaf: leaf.clone())
+    def wait_for(self, places: Iterable[int]) -> None:
+        """The rows at `places` are held from now on."""
+        self.waiting = set(places)
+
+    @property
+    def complete(self) -> bool:
+        """No update will ask for another row, and every row that was replayed has got its gradient."""
+        return not self.waiting and self.has_gradients(every=True)
+
+    def has_gradients(self, every: bool) -> bool:
+        """Whether every, or any, replayed row has got a gradient."""
+        rows = [any(column[place].grad is not None for column in self.leaves) for place in self.taken]
+        return all(rows) if every else any(rows)
 
     def release(self) -> list[Tensor]:
         """Hands over the outputs with their graphs; the call holds none of them any more."""
         outs, self.outs = self.outs, []
         return outs
 
-    def cotangents(self) -> list[Tensor] | None:
-        """What the loss left for each output; zeros where it left nothing for some; None where for none."""
-        if all(leaf.grad is None for leaf in self.leaves):
-            return None
-        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self.leaves]
+    def cotangents(self) -> list[Tensor]:
+        """What the loss left for each output; zeros for a row it did not ask for."""
+        return [join([_grad(leaf) for leaf in column]) for column in self.leaves]
+
+
+class Row(NamedTuple):
+    """A row of a kept call."""
+
+    call: Kept
+    place: int
+
+
+def result_of(rows: Sequence[Row]) -> Any:
+    """The result of the network call with these rows, for upstream's loss.
+
+    Made of copies of the leaves, so that operations in place are allowed as natively.
+    """
+
+    def put_together(at: Tensor) -> Tensor:
+        return join([row.call.values[int(at)][row.place].clone() for row in rows])
+
+    return map_tensors(rows[0].call._container, put_together)
+
+
+def outputs_of(rows: Sequence[Row]) -> list[tuple[Tensor, Tensor]]:
+    """Per output with a graph: its value and its cotangent for the network call with these rows."""
+    found = []
+    for output in range(len(rows[0].call.leaves)):
+        leaves = [row.call.leaves[output][row.place] for row in rows]
+        found.append((join([leaf.detach() for leaf in leaves]), join([_grad(leaf) for leaf in leaves])))
+    return found
+
+
+def _grad(leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
 class _Once:
@@ -109,21 +163,21 @@ class _Once:
 
 @dataclass
 class Window:
-    """One rollout and the first update after it.
+    """One rollout and the first update after it. A step is one (row, trajectory step).
 
     Attributes:
         number: counts the windows of the process from 1.
         base: the id of its first row; ids are never used twice, so samples of an older rollout cannot match.
-        order: [rows, steps] CPU long, the steps of each row in the order upstream trains them.
-        trained: how many steps of each row are trained.
-        consumed_rows: how many rows the first update consumes.
-        held: kept calls that no update has consumed yet.
-        consumed: kept calls whose leaf upstream holds, in the order of consumption.
-        positions: the place of each selected (row, step) in the order of consumption.
-        reasons: why calls were not kept, not replayed or dropped, and how many.
+        positions: the place of each selected step in the order of consumption.
+        held: rows of kept calls that no update has consumed yet.
+        consumed: kept calls of which upstream holds leaves, in the order of consumption.
+        reasons: why steps were not kept, not replayed or dropped, and how many.
         limit: how many leading places the budget holds.
+        kept, replayed, recomputed: steps.
+        calls, measured: kept calls, and of how many the bytes were followed.
         net, seen: the network whose calls are kept, and what they depended on besides their arguments.
         refusal: why the window keeps nothing more; empty as long as it may.
+        turned_away: steps that were held for other inputs than the update's.
         agreed: how many leading places every rank holds, once ranks have compared.
         native_only: some rank had to recompute, so from here on all do.
         updating: the rollout is over.
@@ -131,17 +185,15 @@ class Window:
 
     number: int
     base: int
-    order: Tensor
-    trained: int
-    consumed_rows: int
-    positions: dict[tuple[int, int], int] = field(default_factory=dict)
-    held: dict[Key, Kept] = field(default_factory=dict)
-    consumed: list[tuple[Key, Kept]] = field(default_factory=list)
+    positions: dict[tuple[int, int], int]
+    held: dict[Key, Row] = field(default_factory=dict)
+    consumed: list[Kept] = field(default_factory=list)
     reasons: dict[str, int] = field(default_factory=dict)
     limit: float = float("inf")
     kept: int = 0
     replayed: int = 0
     recomputed: int = 0
+    calls: int = 0
     measured: int = 0
     graph_bytes: int = 0
     peak_held_bytes: int = 0
@@ -151,6 +203,7 @@ class Window:
     audits: list[float] = field(default_factory=list)
     looked_at: bool = False
     refusal: str = ""
+    turned_away: int = 0
     ambiguous: set[Key] = field(default_factory=set)
     passed_by: set[Key] = field(default_factory=set)
     meter: Meter = field(default_factory=Meter)
@@ -158,30 +211,42 @@ class Window:
     native_only: bool = False
     agreed: int | None = None
 
-    def __post_init__(self) -> None:
-        for row, steps in enumerate(self.order[: self.consumed_rows, : self.trained].tolist()):
-            for place, step in enumerate(steps):
-                self.positions[(self.base + row, step)] = row * self.trained + place
+    def count(self, reason: str, steps: int = 1) -> None:
+        """Remembers why steps were not kept, not replayed, or dropped."""
+        self.reasons[reason] = self.reasons.get(reason, 0) + steps
 
-    def count(self, reason: str, calls: int = 1) -> None:
-        """Remembers why calls were not kept, not replayed, or dropped."""
-        self.reasons[reason] = self.reasons.get(reason, 0) + calls
+    def pass_by(self, keys: Iterable[Key], reason: str) -> None:
+        """Counts selected steps of the rollout that were not kept; the update does not count them again."""
+        for key in keys:
+            self.passed_by.add(key)
+            self.count(reason)
 
-    def pass_by(self, key: Key, reason: str) -> None:
-        """Counts a selected call of the rollout that was not kept; the update does not count it again."""
-        self.passed_by.add(key)
-        self.count(reason)
+    def hold(self, call: Kept, keys: Mapping[Key, int]) -> None:
+        """Keeps rows of a call, given by their places in it, until an update asks for them."""
+        call.wait_for(keys.values())
+        self.held |= {key: Row(call, place) for key, place in keys.items()}
+        self.kept += len(keys)
+        self.calls += 1
 
-    def hold(self, key: Key, call: Kept) -> None:
-        """Keeps a call until an update asks for it."""
-        self.held[key] = call
-        self.kept += 1
+    def take(self, keys: Iterable[Key]) -> list[Row]:
+        """Hands rows to an update, each once."""
+        rows = [self.let_go(key) for key in keys]
+        for row in rows:
+            if not row.call.taken:
+                self.consumed.append(row.call)
+            row.call.taken.append(row.place)
+        self.replayed += len(rows)
+        return rows
 
     def end_rollout(self) -> None:
         """From here on calls are used; until here they piled up, so this is the peak."""
         self.updating = True
-        followed = self.meter.alive() if self.measured == self.kept else 0
-        self.peak_held_bytes = followed or sum(call.graph_bytes for call in self.held.values())
+        followed = self.meter.alive() if self.measured == self.calls else 0
+        self.peak_held_bytes = followed or self.held_bytes()
+
+    def held_bytes(self) -> int:
+        """Bytes of the graphs of which a row is held."""
+        return sum({id(row.call): row.call.graph_bytes for row in self.held.values()}.values())
 
     def prefix(self) -> int:
         """How many leading places of the order of consumption are held, whatever the site."""
@@ -189,11 +254,18 @@ class Window:
         return next(place for place in range(len(places) + 1) if place not in places)
 
     def keep_prefix(self, length: int, reason: str) -> None:
-        """Drops held calls from place `length` on."""
+        """Drops held rows from place `length` on."""
         beyond = [key for key in self.held if self.positions[key[:2]] >= length]
         self.drop(beyond, reason)
 
     def drop(self, keys: Iterable[Key], reason: str) -> None:
+        """Lets rows go. A graph is freed once none of its rows is held or replayed."""
         for key in list(keys):
-            del self.held[key]
+            self.let_go(key)
             self.count(reason)
+
+    def let_go(self, key: Key) -> Row:
+        """Takes a row out of what is held."""
+        row = self.held.pop(key)
+        row.call.waiting.discard(row.place)
+        return row

@@ -1,11 +1,12 @@
-"""Tensors inside arguments and results of a network call: map, snapshot, compare."""
+"""Arguments and results of a network call: their names, the tensors inside them, copies of them."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
@@ -35,6 +36,15 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         names = [field.name for field in dataclasses.fields(value) if field.init]
         return dataclasses.replace(value, **{name: map_tensors(getattr(value, name), change) for name in names})
     raise Uncuttable(f"a {type(value).__module__}.{type(value).__qualname__} cannot be rebuilt")
+
+
+def rebuildable(value: Any) -> bool:
+    """Whether :func:`map_tensors` can rebuild `value`."""
+    try:
+        map_tensors(value, lambda tensor: tensor)
+    except Uncuttable:
+        return False
+    return True
 
 
 def tensors_of(value: Any) -> list[Tensor]:
@@ -73,10 +83,35 @@ def detach_all(value: Any) -> None:
                 tensor.detach_()
 
 
-def snapshot(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+def named(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by the names of `net`'s parameters, with defaults: rollout and update may spell a call differently.
+
+    Without `return_dict`, which changes the container of the result only. Arguments that do not fit the signature, as
+    behind a wrapper that takes anything, go by their place.
+    """
+    try:
+        bound = inspect.signature(net.forward).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        found: dict[str, Any] = {str(place): item for place, item in enumerate(args)} | kwargs
+    else:
+        bound.apply_defaults()
+        found = dict(bound.arguments)
+        for name, parameter in bound.signature.parameters.items():
+            if parameter.kind == parameter.VAR_KEYWORD:
+                found |= found.pop(name)
+    found.pop("return_dict", None)
+    return found
+
+
+def snapshot(named: dict[str, Any]) -> list[tuple[str, Any]]:
     """Arguments as they are now: tensors are copied, since upstream may write into them later."""
-    found = leaves((args, kwargs))
-    return [(path, item.detach().clone() if isinstance(item, Tensor) else item) for path, item in found]
+    return [(path, item.detach().clone() if isinstance(item, Tensor) else item) for path, item in leaves(named)]
+
+
+def as_tuple(result: Any, kwargs: dict[str, Any]) -> Any:
+    """A named result (diffusers, transformers) as the tuple that `return_dict=False` asks for."""
+    plain = kwargs.get("return_dict", True) is False and hasattr(result, "to_tuple")
+    return result.to_tuple() if plain else result
 
 
 def needs_grad(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -89,40 +124,4 @@ def uncomparable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     for path, item in leaves((args, kwargs)):
         if not isinstance(item, (Tensor, *_PLAIN)):
             return f"{path} is a {type(item).__module__}.{type(item).__qualname__}"
-    return None
-
-
-def difference(kept: list[tuple[str, Any]], args: tuple[Any, ...], kwargs: dict[str, Any], promote: bool) -> str | None:
-    """Why `args, kwargs` are not the arguments in `kept`; None when they are.
-
-    Tensors are compared by value, NaN differs from everything. One device synchronisation in all.
-
-    Args:
-        promote: equal values of another dtype are the same (under autocast the network casts them anyway).
-    """
-    now = list(leaves((args, kwargs)))
-    if [path for path, _ in kept] != [path for path, _ in now]:
-        return "other arguments"
-    pairs: list[tuple[str, Tensor, Tensor]] = []
-    for (path, old), (_, new) in zip(kept, now, strict=True):
-        if isinstance(old, Tensor) != isinstance(new, Tensor):
-            return f"{path} is no longer of the same kind"
-        if not isinstance(old, Tensor):
-            if type(old) is not type(new) or not (old is new or old == new):
-                return f"{path} is {new!r}, was {old!r}"
-        elif old.shape != new.shape or old.device != new.device:
-            return f"{path} has shape {tuple(new.shape)}, had {tuple(old.shape)}"
-        elif old.dtype != new.dtype and not promote:
-            return f"{path} is {new.dtype}, was {old.dtype}"
-        else:
-            wide = torch.promote_types(old.dtype, new.dtype)
-            pairs.append((path, old.to(wide), new.detach().to(wide)))
-    if not pairs:
-        return None
-    device = pairs[0][1].device
-    differs = torch.stack([(old != new).any().to(device) for _, old, new in pairs]).tolist()
-    for (path, old, new), bad in zip(pairs, differs, strict=True):
-        if bad:
-            # fp64, so that integers and booleans have a difference too
-            return f"{path} differs by up to {(old.double() - new.double()).abs().max().item():.3g}"
     return None

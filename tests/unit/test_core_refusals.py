@@ -568,8 +568,8 @@ def test_a_wrong_flush_is_caught_by_the_audit(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("LEANGRPO_AUDIT", "first")
     walk = replay.walk
 
-    def wrong(window: Any, wrapper: Any, net: nn.Module) -> None:
-        walk(window, wrapper, net)
+    def wrong(window: Any, wrapper: Any, net: nn.Module, calls: Any) -> None:
+        walk(window, wrapper, net, calls)
         next(net.parameters()).grad.mul_(-1)  # type: ignore[union-attr]
 
     monkeypatch.setattr(replay, "walk", wrong)

@@ -1,11 +1,14 @@
 """Tensors in containers: rebuilt in their type, compared by value."""
 
 from types import MappingProxyType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from leangrpo_core.values import Uncuttable, difference, leaves, map_tensors, snapshot, uncomparable
+from leangrpo_core.rows import compare
+from leangrpo_core.values import Uncuttable, as_tuple, leaves, map_tensors, named, snapshot, uncomparable
 
 
 def test_map_leaves_other_values_alone() -> None:
@@ -25,6 +28,12 @@ def test_paths_name_the_argument() -> None:
 
 
 X = torch.tensor([1.0, 2.0])
+
+
+def difference(kept: Any, now: Any, promote: bool = True) -> str | None:
+    """Why a call of one row with the argument `now` is not the one that was kept."""
+    call = SimpleNamespace(inputs=snapshot({"x": kept}), rows=1)
+    return compare({0: (call, 0)}, {"x": now}, rows=1, copies=1, promote=promote).get(0)
 
 
 @pytest.mark.parametrize(
@@ -48,14 +57,13 @@ X = torch.tensor([1.0, 2.0])
     ],
 )
 def test_difference(kept: object, now: object, reason: str | None) -> None:
-    found = difference(snapshot((), {"x": kept}), (), {"x": now}, promote=True)
+    found = difference(kept, now)
     assert found is None if reason is None else found is not None and reason in found
 
 
 def test_another_dtype_is_the_same_under_autocast_only() -> None:
-    kept = snapshot((X.bfloat16(),), {})
-    assert difference(kept, (X,), {}, promote=True) is None
-    assert difference(kept, (X,), {}, promote=False) == "[0][0] is torch.float32, was torch.bfloat16"
+    assert difference(X.bfloat16(), X) is None
+    assert difference(X.bfloat16(), X, promote=False) == "x is torch.float32, was torch.bfloat16"
 
 
 def test_arguments_whose_change_nobody_could_see() -> None:
@@ -65,6 +73,34 @@ def test_arguments_whose_change_nobody_could_see() -> None:
 
 def test_snapshot_does_not_follow_later_writes() -> None:
     x = torch.ones(2)
-    kept = snapshot((x,), {})
+    kept = snapshot({"x": x})
     x.zero_()
-    assert difference(kept, (torch.ones(2),), {}, True) is None and difference(kept, (x,), {}, True) is not None
+    assert torch.equal(kept[0][1], torch.ones(2))
+
+
+class Named(nn.Module):
+    def forward(self, sample: Any, timestep: Any, scale: float = 1.0, *, return_dict: bool = True, **more: Any) -> None:
+        """Only its signature matters."""
+
+
+def test_arguments_go_by_name_with_defaults() -> None:
+    """However a call is spelt; without what only changes the container of the result."""
+    spelt = [
+        ((1, 2), {}),
+        ((1,), {"timestep": 2, "return_dict": False}),
+        ((), {"timestep": 2, "sample": 1, "scale": 1.0}),
+    ]
+    assert [named(Named(), args, kwargs) for args, kwargs in spelt] == [{"sample": 1, "timestep": 2, "scale": 1.0}] * 3
+    assert named(Named(), (1, 2), {"extra": 3})["extra"] == 3
+    assert named(Named(), (1,), {}) == {"0": 1}  # does not fit: as it was written
+
+
+class Result(SimpleNamespace):
+    def to_tuple(self) -> tuple[int]:
+        return (self.sample,)
+
+
+def test_a_named_result_as_a_tuple() -> None:
+    result = Result(sample=1)
+    assert as_tuple(result, {"return_dict": False}) == (1,)
+    assert as_tuple(result, {}) is result and as_tuple((1,), {"return_dict": False}) == (1,)

@@ -1,0 +1,72 @@
+"""In which order rows and steps are trained: drawn before the rollout, so that it knows which steps to keep."""
+
+import torch
+from torch import Tensor
+
+
+def draw_rows(rows: int, device: torch.device | str | None = None) -> Tensor:
+    """A random order of the rows: [rows] long, from the generator of `device`, as upstream draws it."""
+    return torch.randperm(rows, device=device)
+
+
+def draw_steps(rows: int, steps: int, device: torch.device | str | None = None) -> Tensor:
+    """A random order of the steps for each row: [rows, steps] long, from the generator of `device`."""
+    orders = [torch.randperm(steps, device=device) for _ in range(rows)]
+    return torch.stack(orders) if orders else torch.empty(0, steps, dtype=torch.long, device=device)
+
+
+class Order:
+    """What is drawn for one rollout. Each part answers upstream's draw once; a later one is upstream's own.
+
+    Args:
+        base: id of the rollout's first row.
+        rows, steps: samples of the rollout and steps of a trajectory.
+        shuffled: whether upstream also puts the rows in a random order; it draws that first.
+        device: whose generator upstream draws from; None is the CPU's.
+    """
+
+    def __init__(self, base: int, rows: int, steps: int, shuffled: bool, device: torch.device | str | None) -> None:
+        self._base = base
+        self.rows = draw_rows(rows, device) if shuffled else torch.arange(rows, device=device)
+        self.steps = draw_steps(rows, steps, device)
+        # None where upstream draws from the device: noise of the rollout comes from the same generator.
+        self.generator_state = torch.get_rng_state() if device is None else None
+        self._row_answers = 1 if shuffled else 0
+        self._step_answers = 1
+
+    def for_rows(self, rows: int) -> Tensor | None:
+        """The order of the rows, at the first call for as many."""
+        if not self._row_answers or rows != len(self.rows):
+            return None
+        self._row_answers -= 1
+        return self.rows.clone()
+
+    def for_steps(self, rows: int, steps: int) -> Tensor | None:
+        """The order of each row's steps, at the first call for as many."""
+        if not self._step_answers or (rows, steps) != tuple(self.steps.shape):
+            return None
+        self._step_answers -= 1
+        return self.steps.clone()
+
+    def ids(self) -> dict[str, Tensor] | None:
+        """Ids of the samples in the order in which they are trained (`Lean.identity`), once upstream has all of it."""
+        if self._row_answers or self._step_answers:
+            return None
+        return {"lean_row": self.rows.cpu() + self._base, "lean_step": self.steps.cpu()}
+
+    def positions(self, window: int, trained: int, batch: int) -> dict[tuple[int, int], int]:
+        """The place in the first update's order of consumption, by (row id, step).
+
+        Args:
+            window: how many rows the update consumes.
+            trained: how many steps of each row.
+            batch: rows per network call of the update, which walks all steps of a batch before the next one.
+        """
+        found = {}
+        rows, steps = self.rows[:window].tolist(), self.steps[:window, :trained].tolist()
+        for turn, (row, order) in enumerate(zip(rows, steps, strict=True)):
+            first = turn // batch * batch  # rows of the batches before
+            width = min(batch, len(rows) - first)
+            for place, step in enumerate(order):
+                found[(self._base + row, step)] = first * trained + place * width + turn - first
+        return found

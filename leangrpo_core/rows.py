@@ -1,0 +1,167 @@
+"""Rows of batched network calls: a batch of an update is put together from rows of several kept calls.
+
+A network call of `rows` rows works on tensors whose first dimension is `copies` times that, copy by copy: guidance runs
+all rows without the prompt and then all rows with it (2 copies), most networks have 1. A tensor with another first
+dimension is shared by all rows.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .values import Uncuttable, leaves, map_tensors
+
+
+def split(tensor: Tensor, rows: int) -> list[Tensor] | None:
+    """Each row's part of an output, [copies, ...]; None if the first dimension is no multiple of `rows`.
+
+    One row is the whole tensor, whatever its shape. The parts are views.
+    """
+    if rows == 1:
+        return [tensor]
+    if tensor.dim() == 0 or tensor.shape[0] % rows:
+        return None
+    return list(tensor.unflatten(0, (-1, rows)).unbind(1))
+
+
+def join(parts: Sequence[Tensor]) -> Tensor:
+    """The tensor of a call with these rows; the inverse of :func:`split`. A single part is returned as it is."""
+    return parts[0] if len(parts) == 1 else torch.stack(list(parts), dim=1).flatten(0, 1)
+
+
+def copies_in(args: tuple[Any, ...], kwargs: dict[str, Any], rows: int) -> int | None:
+    """How many copies of `rows` rows a call works on, judged by its first tensor with two dimensions or more."""
+    for _, item in leaves((args, kwargs)):
+        if isinstance(item, Tensor) and item.dim() >= 2:
+            return item.shape[0] // rows if item.shape[0] % rows == 0 else None
+    return None
+
+
+def take(
+    args: tuple[Any, ...], kwargs: dict[str, Any], rows: int, copies: int, places: Sequence[int]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of the same call with the rows at `places` only.
+
+    Raises:
+        Uncuttable: an argument that cannot be rebuilt.
+    """
+
+    def some(tensor: Tensor) -> Tensor:
+        if tensor.dim() == 0 or tensor.shape[0] != copies * rows:
+            return tensor
+        parts = tensor.unflatten(0, (copies, rows))
+        return parts[:, list(places)].flatten(0, 1)
+
+    return map_tensors((args, kwargs), some)
+
+
+def merge(parts: Sequence[tuple[Sequence[int], Any]], container: Any) -> Any:
+    """One result from the results of a call's parts.
+
+    Args:
+        parts: (places of the rows, result of the call with these rows); all places together are 0 .. rows - 1.
+        container: the result among them whose containers are to be used.
+    """
+    columns: list[list[Tensor]] = []
+    for places, result in parts:
+        tensors: list[Tensor] = []
+        map_tensors(result, _collector(tensors))
+        if any(tensor.dim() == 0 or tensor.shape[0] % len(places) for tensor in tensors):
+            raise Uncuttable(f"the result of {len(places)} rows is not made of rows")
+        columns.append([tensor.unflatten(0, (-1, len(places))) for tensor in tensors])
+    order = [place for places, _ in parts for place in places]
+    back = sorted(range(len(order)), key=order.__getitem__)
+    merged = iter([torch.cat(group, dim=1)[:, back].flatten(0, 1) for group in zip(*columns, strict=True)])
+    return map_tensors(container, lambda tensor: next(merged))
+
+
+def _collector(into: list[Tensor]) -> Callable[[Tensor], Tensor]:
+    def collect(tensor: Tensor) -> Tensor:
+        into.append(tensor)
+        return tensor
+
+    return collect
+
+
+def compare(
+    kept: Mapping[int, tuple[Any, int]], named: dict[str, Any], rows: int, copies: int, promote: bool
+) -> dict[int, str]:
+    """Which rows of a call are not the kept ones, by their place in the call, and why.
+
+    Tensors are compared by value, NaN differs from everything. A tensor of one element, such as a timestep, stands for
+    all rows. One device synchronisation in all.
+
+    Args:
+        kept: by place in the call: the kept call, with its `inputs` and `rows`, and the row's place in that.
+        named: the arguments now, by name.
+        rows: how many rows the call has now.
+        copies: see the module.
+        promote: equal values of another dtype are the same (under autocast the network casts them anyway).
+    """
+    now = list(leaves(named))
+    calls = list({id(call): call for call, _ in kept.values()}.values())
+    for call in calls:
+        if [path for path, _ in call.inputs] != [path for path, _ in now]:
+            return dict.fromkeys(kept, _names(call.inputs, now))
+    pairs: list[tuple[str, Tensor, Tensor]] = []  # path; old and new, one row each along the first dimension
+    for index, (path, new) in enumerate(now):
+        for call in calls:
+            reason = _other_kind(path, call.inputs[index][1], new, promote)
+            if reason:
+                return dict.fromkeys(kept, reason)
+        if not isinstance(new, Tensor):
+            continue
+        old = [_row(call.inputs[index][1], call.rows, copies, place) for call, place in kept.values()]
+        parts = [_row(new.detach(), rows, copies, place) for place in kept]
+        shapes = {part.shape for part in (*old, *parts)}
+        shape = max(shapes, key=torch.Size.numel)
+        if any(other != shape and other not in (torch.Size(), torch.Size([1])) for other in shapes):
+            before = tuple(calls[0].inputs[index][1].shape)
+            return dict.fromkeys(kept, f"{path} has shape {tuple(new.shape)}, had {before}")
+        wide = torch.promote_types(old[0].dtype, new.dtype)
+        both = [torch.stack([part.to(wide).expand(shape) for part in side]) for side in (old, parts)]
+        pairs.append((path, both[0], both[1]))
+    return _differences(pairs, list(kept))
+
+
+def _names(before: list[tuple[str, Any]], now: list[tuple[str, Any]]) -> str:
+    """Other arguments than before, by name: in words."""
+    old, new = {path for path, _ in before}, {path for path, _ in now}
+    return f"other arguments: {', '.join(sorted(old ^ new)) or 'in another order'}"
+
+
+def _row(tensor: Tensor, rows: int, copies: int, place: int) -> Tensor:
+    """One row's part, [copies, ...], or the whole of what all rows share."""
+    if rows == 1 or tensor.dim() == 0 or tensor.shape[0] != copies * rows:
+        return tensor
+    return tensor.unflatten(0, (copies, rows))[:, place]
+
+
+def _other_kind(path: str, old: Any, new: Any, promote: bool) -> str | None:
+    if isinstance(old, Tensor) != isinstance(new, Tensor):
+        return f"{path} is no longer of the same kind"
+    if not isinstance(old, Tensor):
+        same = type(old) is type(new) and (old is new or old == new)
+        return None if same else f"{path} is {new!r}, was {old!r}"
+    if old.device != new.device and old.dim() and new.dim():
+        return f"{path} is on {new.device}, was on {old.device}"
+    if old.dtype != new.dtype and not promote:
+        return f"{path} is {new.dtype}, was {old.dtype}"
+    return None
+
+
+def _differences(pairs: list[tuple[str, Tensor, Tensor]], places: list[int]) -> dict[int, str]:
+    if not pairs:
+        return {}
+    device = pairs[0][2].device
+    flags = [(old.to(new.device) != new).reshape(len(places), -1).any(1).to(device) for _, old, new in pairs]
+    found: dict[int, str] = {}
+    for (path, old, new), unequal in zip(pairs, torch.stack(flags).tolist(), strict=True):
+        for index, bad in enumerate(unequal):
+            if bad and places[index] not in found:
+                # fp64, so that integers and booleans have a difference too
+                off = (old[index].to(new.device).double() - new[index].double()).abs().max().item()
+                found[places[index]] = f"{path} differs by up to {off:.3g}"
+    return found

@@ -1,0 +1,152 @@
+"""Batched calls: rows of several kept calls in one batch of the update, guidance halves, rows that are not held."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.batched import Config, Hooks, Network, train
+from support.check import assert_same
+from support.grpo import Result
+from torch import Tensor
+
+from leangrpo_core import Lean
+
+EXACT = 1e-12  # float64: only the order of additions and the batch a row is in may differ
+
+
+@pytest.fixture(autouse=True)
+def in_float64() -> Any:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def windows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
+    monkeypatch.setenv("LEANGRPO_REPORT_DIR", str(tmp_path))
+    return lambda: [json.loads(line) for line in (tmp_path / "rank0.jsonl").read_text().splitlines()]
+
+
+def both(config: Config, hooks: Callable[[], Hooks] = Hooks) -> tuple[Result, Result, Network]:
+    results = []
+    for lean in (Lean(), None):
+        torch.manual_seed(0)
+        net = Network()
+        results.append(train(lean, net, config, hooks()))
+        if lean is not None:
+            patched = net
+    return results[0], results[1], patched
+
+
+CONFIGS = {
+    "one update": Config(),
+    "no guidance": Config(guidance=False),
+    "rows in order": Config(shuffled=False),
+    "two updates": Config(accumulate=1),
+    "some steps": Config(trained=2),
+    "smaller batches": Config(train_batch=2, accumulate=4),
+    "smaller batches, two updates, some steps": Config(train_batch=2, accumulate=2, trained=2),
+    "larger batches": Config(sample_batch=2, batches=4, train_batch=4),
+    "inner epochs": Config(inner_epochs=2),
+    "single rows rolled out": Config(sample_batch=1, batches=4, train_batch=2, accumulate=2),
+    "single rows trained": Config(train_batch=1, accumulate=8),
+}
+
+
+@pytest.mark.parametrize("audit", ["off", "first"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_equal(name: str, audit: str, monkeypatch: pytest.MonkeyPatch, windows: Any) -> None:
+    monkeypatch.setenv("LEANGRPO_AUDIT", audit)
+    config = CONFIGS[name]
+    lean, native, _ = both(config)
+    assert_same(lean, native, rtol=EXACT)
+    selected = config.train_batch * config.accumulate * config.trained
+    for window in windows():
+        assert (window["kept"], window["replayed"], window["recomputed"]) == (selected, selected, 0)
+        assert window["reasons"] == {}
+    assert (windows()[0]["audit_rel_l2"] is not None) == (audit == "first")
+    if audit == "first":
+        assert windows()[0]["audit_rel_l2"] <= EXACT
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(sample_batch=1, batches=4, train_batch=1, accumulate=4),
+        Config(shuffled=False, steps=1, trained=1, batches=1, accumulate=1),
+    ],
+    ids=["single rows", "a batch as it was rolled out"],
+)
+def test_the_same_calls_are_bitwise(config: Config) -> None:
+    lean, native, _ = both(config)
+    assert_same(lean, native)
+
+
+def test_forwards(windows: Any) -> None:
+    """All of an update from the tape: as many network calls as the rollout makes, all of them with a graph."""
+    lean, native, _ = both(Config(rollouts=1))
+    assert native.calls == {"grad": 8, "no_grad": 8} and lean.calls == {"grad": 8, "no_grad": 0}
+    assert windows()[0]["calls"] == 8
+
+
+def test_rows_that_no_update_needs_run_without_a_graph() -> None:
+    """A call whose rows are not all selected is made in two parts: together as many samples as natively."""
+    lean, _, net = both(Config(rollouts=1, accumulate=1))
+    rolled = sum(size for _, size in net.calls[: lean.calls["no_grad"] + lean.calls["grad"] - 4])
+    assert rolled == 8 * 4 * 2
+    assert sum(size for kind, size in net.calls[:-4] if kind == "grad") == 4 * 4 * 2
+
+
+def test_a_budget_of_some_rows(monkeypatch: pytest.MonkeyPatch, windows: Any) -> None:
+    both(Config(rollouts=1))
+    one = windows()[0]["graph_bytes"]
+    monkeypatch.setenv("LEANGRPO_BUDGET_GB", str(3.3 * one / 1e9))
+    lean, native, _ = both(Config(rollouts=2))
+    assert_same(lean, native, rtol=EXACT)
+    for window in windows()[1:]:
+        assert 8 < window["kept"] <= 13 and window["kept"] + window["recomputed"] == 32
+        assert window["replayed"] == window["kept"] and window["peak_held_bytes"] <= 3.3 * one
+
+
+def spoil(latents: Tensor, rows: Tensor) -> Tensor:
+    """Other inputs for one row of each batch of four."""
+    return latents + 1e-3 * (rows % 4 == 1)[:, None, None]
+
+
+def test_other_inputs_in_one_row(windows: Any) -> None:
+    """That row is recomputed in a call of its own, the others are replayed."""
+    lean, native, net = both(Config(rollouts=1), lambda: Hooks(update_latents=spoil))
+    assert_same(lean, native, rtol=EXACT)
+    (window,) = windows()
+    assert (window["replayed"], window["recomputed"]) == (24, 8)
+    assert all("latents differs by up to 0.001" in reason for reason in window["reasons"])
+    assert net.calls[-1] == ("grad", 2)  # one row, with and without its prompt
+
+
+def test_guidance_in_the_rollout_only(windows: Any) -> None:
+    """The update's calls are half as large: recomputed, with the reason; the next window keeps nothing."""
+    lean, native, _ = both(Config(train_guidance=False))
+    assert_same(lean, native, rtol=EXACT)
+    first, second = windows()
+    assert (first["kept"], first["replayed"], first["recomputed"]) == (32, 0, 32)
+    assert all("latents has shape (4, 3, 8), had (8, 3, 8)" in reason for reason in first["reasons"])
+    assert (second["kept"], second["recomputed"]) == (0, 32)
+    assert list(second["reasons"]) == ["no step of an earlier window had the inputs of the update"]
+
+
+def test_recompute_is_upstream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEANGRPO_SCHEDULE", "recompute")
+    lean, native, _ = both(Config(inner_epochs=2, accumulate=1))
+    assert_same(lean, native)
+    assert lean.calls == native.calls
+
+
+def test_permuted_ids_never_answer_for_another_row(windows: Any) -> None:
+    """Equal values in another order are not the same evaluation: rows are compared one by one."""
+    swap = lambda latents, rows: latents[torch.tensor([1, 0, 2, 3])]  # noqa: E731
+    lean, native, _ = both(Config(rollouts=1), lambda: Hooks(update_latents=swap))
+    assert_same(lean, native, rtol=EXACT)
+    assert windows()[0]["replayed"] == 16
