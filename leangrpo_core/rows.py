@@ -113,13 +113,14 @@ def compare(
                 return dict.fromkeys(kept, reason)
         if not isinstance(new, Tensor):
             continue
-        old = [_row(call.inputs[index][1], call.rows, copies, place) for call, place in kept.values()]
+        olds = [call.inputs[index][1] for call, _ in kept.values()]
+        if any(
+            not _alike(old, call.rows, new, rows, copies) for old, (call, _) in zip(olds, kept.values(), strict=True)
+        ):
+            return dict.fromkeys(kept, f"{path} has shape {tuple(new.shape)}, had {tuple(olds[0].shape)}")
+        old = [_row(old, call.rows, copies, place) for old, (call, place) in zip(olds, kept.values(), strict=True)]
         parts = [_row(new.detach(), rows, copies, place) for place in kept]
-        shapes = {part.shape for part in (*old, *parts)}
-        shape = max(shapes, key=torch.Size.numel)
-        if any(other != shape and other not in (torch.Size(), torch.Size([1])) for other in shapes):
-            before = tuple(calls[0].inputs[index][1].shape)
-            return dict.fromkeys(kept, f"{path} has shape {tuple(new.shape)}, had {before}")
+        shape = max((part.shape for part in (*old, *parts)), key=lambda shape: (shape.numel(), len(shape)))
         wide = torch.promote_types(old[0].dtype, new.dtype)
         both = [torch.stack([part.to(wide).expand(shape) for part in side]) for side in (old, parts)]
         pairs.append((path, both[0], both[1]))
@@ -132,9 +133,24 @@ def _names(before: list[tuple[str, Any]], now: list[tuple[str, Any]]) -> str:
     return f"other arguments: {', '.join(sorted(old ^ new)) or 'in another order'}"
 
 
+def _in_rows(tensor: Tensor, rows: int, copies: int) -> bool:
+    """Whether a tensor of a call has an entry for each row, or else one for all of them."""
+    return tensor.dim() > 0 and tensor.shape[0] == copies * rows
+
+
+def _alike(old: Tensor, old_rows: int, new: Tensor, new_rows: int, copies: int) -> bool:
+    """Whether two arguments can be compared row by row, by their shapes."""
+    single = any(tensor.dim() < 2 and tensor.numel() == 1 for tensor in (old, new))
+    if _in_rows(old, old_rows, copies) != _in_rows(new, new_rows, copies):
+        return single
+    if not _in_rows(old, old_rows, copies):
+        return single or old.shape == new.shape
+    return old.shape[1:] == new.shape[1:]
+
+
 def _row(tensor: Tensor, rows: int, copies: int, place: int) -> Tensor:
     """One row's part, [copies, ...], or the whole of what all rows share."""
-    if rows == 1 or tensor.dim() == 0 or tensor.shape[0] != copies * rows:
+    if not _in_rows(tensor, rows, copies):
         return tensor
     return tensor.unflatten(0, (copies, rows))[:, place]
 

@@ -12,8 +12,8 @@ from leangrpo_core.errors import CODES, LeanError
 
 def test_defaults() -> None:
     found = settings.parse({})
-    assert found == settings.Settings("retain", math.inf, "first")
-    assert found.text() == "schedule=retain budget_gb=unlimited audit=first"
+    assert found == settings.Settings("retain", math.inf, "upstream", "first")
+    assert found.text() == "schedule=retain budget_gb=unlimited sync=upstream audit=first"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_environment_overrides_the_file(tmp_path: Path) -> None:
     config.write_text("# comment\nschedule: recompute  # off\n\nbudget_gb: '12'\n")
     package = tmp_path / "pkg" / "_leangrpo" / "settings.py"
     found = settings.load({"LEANGRPO_BUDGET_GB": "0.5", "LEANGRPO_REPORT_DIR": "/x", "HOME": "/"}, package)
-    assert found == settings.Settings("recompute", 0.5, "first")
+    assert found == settings.Settings("recompute", 0.5, "upstream", "first")
     assert found.budget_bytes == 5e8
 
 
