@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from . import sync
 from .errors import LeanError
-from .tape import Row, outputs_of, tolerance
+from .kept import Row, outputs_of, tolerance
 from .values import tensors_of
 
 

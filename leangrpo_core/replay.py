@@ -9,9 +9,10 @@ from torch import nn
 from . import guard, sync
 from .audit import Call
 from .errors import LeanError
+from .kept import Kept, Row, autocast_state, result_of
 from .rows import compare, merge, take
-from .tape import Kept, Key, Row, Window, autocast_state, result_of
 from .values import as_tuple, named, needs_grad, rebuildable
+from .window import Key, Window
 
 
 def find(

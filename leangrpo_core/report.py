@@ -10,7 +10,7 @@ from typing import Any
 from . import sync
 from .errors import LeanError
 from .settings import Settings
-from .tape import Window
+from .window import Window
 
 
 def readable(count: float) -> str:

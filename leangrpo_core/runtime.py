@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from . import audit, keep, memory, replay, settings, sync
+from . import audit, capture, keep, memory, replay, settings, sync
 from .errors import LeanError
+from .kept import Row
 from .order import Order, draw_rows, draw_steps
 from .report import Report
-from .tape import Key, Row, Window
+from .window import Key, Window
 
 VERSION = "0.1.0"
 EDITED = "the tree was edited: apply the patch again"
@@ -162,7 +163,7 @@ class Lean:
             return net(*args, **kwargs)
         wrapper, chosen = self._classify(net), self._start()
         if not window.probed and not wrapper.refusal and chosen.audits(window.number, self._audited):
-            keep.probe(window, net, args, kwargs)
+            capture.probe(window, net, args, kwargs)
         window.probed = True
         return keep.rollout_call(
             window, wrapper, net, [(window.base + row, _ids(step)[0], site) for row in _ids(rows)], args, kwargs,

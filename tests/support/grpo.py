@@ -136,7 +136,12 @@ def train(lean: Lean | None, net: nn.Module, optimizer: Any, config: Config, hoo
                     latents = following
                     paths[row, step + 1] = latents
 
-        window = {"rows": config.rows, "steps": config.steps, "trained": config.trained, "window": config.accumulate}
+        window: dict[str, Any] = {
+            "rows": config.rows,
+            "steps": config.steps,
+            "trained": config.trained,
+            "window": config.accumulate,
+        }
         with torch.autocast("cpu", torch.bfloat16, enabled=config.one_autocast):
             if lean is None:
                 rollout()

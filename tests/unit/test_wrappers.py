@@ -101,6 +101,26 @@ def test_two_ranks(kind: str, checkpointing: bool) -> None:
                 assert torch.equal(weight, lean[1][0].weights[update][name]), f"replicas differ in {name}"
 
 
+@pytest.mark.parametrize("schedule", ["retain", "recompute"])
+def test_ranks_without_a_wrapper_averaged_late(schedule: str) -> None:
+    """As a native trainer that averages all gradients before it clips: in every update, replayed or not."""
+
+    def hooks(rank: int, lean: bool) -> Hooks:
+        return Hooks() if lean else Hooks(before_flush=lambda net: sync.flat_mean(list(net.parameters())))
+
+    config, env = {"accumulate": 2}, {"LEANGRPO_SYNC": "late", "LEANGRPO_SCHEDULE": schedule}
+    lean, native = (
+        ranks.run(
+            job, 2, "none", lean, {"hooks": lambda rank, lean=lean: hooks(rank, lean), "config": config, "env": env}
+        )
+        for lean in (True, False)
+    )
+    for ours, theirs in zip(lean, native, strict=True):
+        assert_same(ours[0], theirs[0], 1e-6)
+    for a, b in zip(lean[0][0].weights, lean[1][0].weights, strict=True):
+        assert all(torch.equal(a[name], b[name]) for name in a)
+
+
 @pytest.mark.parametrize("kind", ["fsdp", "fsdp-orig"])
 def test_every_step_kept(kind: str) -> None:
     """From the first call of the process on, when FSDP1 has not gathered anything yet."""
@@ -129,7 +149,7 @@ def test_budgets_that_differ_between_ranks(kind: str, budgets: list[int]) -> Non
     """The kept set is the prefix that every rank holds, here as if ranks had room for other numbers of graphs."""
 
     def hooks(rank: int) -> Hooks:
-        memory.fits = lambda budget, size: budgets[rank]  # in this forked process only
+        memory.Sizes.fits = lambda self, budget_bytes: budgets[rank]  # in this forked process only
         return Hooks()
 
     lean, native = both(kind, hooks=hooks, config={"rollouts": 1})
@@ -343,7 +363,7 @@ def test_audit_on_two_ranks_with_a_budget() -> None:
     """What every rank replayed is audited before the native calls, and with the audit's own forwards in step."""
 
     def hooks(rank: int) -> Hooks:
-        memory.fits = lambda budget, size: 5  # in this forked process only
+        memory.Sizes.fits = lambda self, budget_bytes: 5  # in this forked process only
         return Hooks()
 
     for kind in ("fsdp", "ddp"):

@@ -1,25 +1,19 @@
-"""Kept calls: the graphs of one rollout, the cut at each output, and what happens to them until the flush.
+"""Kept calls: a network call of the rollout, its graph, and the cut at its output.
 
 The cut: the rollout's forward ran under grad, giving `out`. A leaf with the same values takes its place in upstream's
 loss, so upstream's own backward stops there and leaves the exact cotangent in `leaf.grad`. Walking `out` backward with
 that cotangent gives the gradient that a second forward would have given.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .errors import LeanError
-from .guard import Seen
-from .memory import Meter
 from .rows import join, split
 from .values import Uncuttable, map_tensors, snapshot
-
-Key = tuple[int, int, str]  # row of the rollout, trajectory step, site (which network call of the step)
-
 
 # Two native runs differ too where kernels add in another order: by up to a few per cent under bf16 on GPUs. A wrong
 # row, step or sign is off by tens of per cent.
@@ -159,113 +153,3 @@ class _Once:
                 "run with LEANGRPO_SCHEDULE=recompute, or call backward once per policy call",
             )
         self.seen = True
-
-
-@dataclass
-class Window:
-    """One rollout and the first update after it. A step is one (row, trajectory step).
-
-    Attributes:
-        number: counts the windows of the process from 1.
-        base: the id of its first row; ids are never used twice, so samples of an older rollout cannot match.
-        positions: the place of each selected step in the order of consumption.
-        held: rows of kept calls that no update has consumed yet.
-        consumed: kept calls of which upstream holds leaves, in the order of consumption.
-        reasons: why steps were not kept, not replayed or dropped, and how many.
-        limit: how many leading places the budget holds.
-        kept, replayed, recomputed: steps.
-        calls, measured: kept calls, and of how many the bytes were followed.
-        net, seen: the network whose calls are kept, and what they depended on besides their arguments.
-        refusal: why the window keeps nothing more; empty as long as it may.
-        turned_away: steps that were held for other inputs than the update's.
-        agreed: how many leading places every rank holds, once ranks have compared.
-        native_only: some rank had to recompute, so from here on all do.
-        updating: the rollout is over.
-    """
-
-    number: int
-    base: int
-    positions: dict[tuple[int, int], int]
-    held: dict[Key, Row] = field(default_factory=dict)
-    consumed: list[Kept] = field(default_factory=list)
-    reasons: dict[str, int] = field(default_factory=dict)
-    limit: float = float("inf")
-    kept: int = 0
-    replayed: int = 0
-    recomputed: int = 0
-    calls: int = 0
-    measured: int = 0
-    graph_bytes: int = 0
-    peak_held_bytes: int = 0
-    net: nn.Module | None = None
-    seen: Seen | None = None
-    probed: bool = False
-    audits: list[float] = field(default_factory=list)
-    looked_at: bool = False
-    refusal: str = ""
-    turned_away: int = 0
-    ambiguous: set[Key] = field(default_factory=set)
-    passed_by: set[Key] = field(default_factory=set)
-    meter: Meter = field(default_factory=Meter)
-    updating: bool = False
-    native_only: bool = False
-    agreed: int | None = None
-
-    def count(self, reason: str, steps: int = 1) -> None:
-        """Remembers why steps were not kept, not replayed, or dropped."""
-        self.reasons[reason] = self.reasons.get(reason, 0) + steps
-
-    def pass_by(self, keys: Iterable[Key], reason: str) -> None:
-        """Counts selected steps of the rollout that were not kept; the update does not count them again."""
-        for key in keys:
-            self.passed_by.add(key)
-            self.count(reason)
-
-    def hold(self, call: Kept, keys: Mapping[Key, int]) -> None:
-        """Keeps rows of a call, given by their places in it, until an update asks for them."""
-        call.wait_for(keys.values())
-        self.held |= {key: Row(call, place) for key, place in keys.items()}
-        self.kept += len(keys)
-        self.calls += 1
-
-    def take(self, keys: Iterable[Key]) -> list[Row]:
-        """Hands rows to an update, each once."""
-        rows = [self.let_go(key) for key in keys]
-        for row in rows:
-            if not row.call.taken:
-                self.consumed.append(row.call)
-            row.call.taken.append(row.place)
-        self.replayed += len(rows)
-        return rows
-
-    def end_rollout(self) -> None:
-        """From here on calls are used; until here they piled up, so this is the peak."""
-        self.updating = True
-        followed = self.meter.alive() if self.measured == self.calls else 0
-        self.peak_held_bytes = followed or self.held_bytes()
-
-    def held_bytes(self) -> int:
-        """Bytes of the graphs of which a row is held."""
-        return sum({id(row.call): row.call.graph_bytes for row in self.held.values()}.values())
-
-    def prefix(self) -> int:
-        """How many leading places of the order of consumption are held, whatever the site."""
-        places = {self.positions[(row, step)] for row, step, _ in self.held}
-        return next(place for place in range(len(places) + 1) if place not in places)
-
-    def keep_prefix(self, length: int, reason: str) -> None:
-        """Drops held rows from place `length` on."""
-        beyond = [key for key in self.held if self.positions[key[:2]] >= length]
-        self.drop(beyond, reason)
-
-    def drop(self, keys: Iterable[Key], reason: str) -> None:
-        """Lets rows go. A graph is freed once none of its rows is held or replayed."""
-        for key in list(keys):
-            self.let_go(key)
-            self.count(reason)
-
-    def let_go(self, key: Key) -> Row:
-        """Takes a row out of what is held."""
-        row = self.held.pop(key)
-        row.call.waiting.discard(row.place)
-        return row

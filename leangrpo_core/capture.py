@@ -1,0 +1,156 @@
+"""How a kept call runs: under grad, in train mode, measured, its graph cut at the output."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from . import guard, memory, sync
+from .errors import LeanError
+from .kept import Kept, tolerance
+from .values import Uncuttable, as_tuple, detach_all, leaves, named, tensors_of
+from .window import Key, Window
+
+OVER_BUDGET = "over LEANGRPO_BUDGET_GB"
+
+
+@contextmanager
+def training_mode(net: nn.Module) -> Iterator[None]:
+    """Train mode as in upstream's update: some networks checkpoint activations in that mode only.
+
+    Only the flag changes: a `train()` of the network's own, which may merge weights, is not called.
+    """
+    evaluating = [module for module in net.modules() if not module.training]
+    for module in evaluating:
+        module.training = True
+    try:
+        yield
+    finally:
+        for module in evaluating:
+            module.training = False
+
+
+def where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """The device a call runs on: that of its first tensor off the CPU, since small arguments may stay there."""
+    devices = [item.device for _, item in leaves((args, kwargs)) if isinstance(item, Tensor)]
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
+
+def probe(window: Window, net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Compares a forward as upstream's rollout makes it with one as a kept call runs.
+
+    If they differ the window keeps nothing. Made at the same call of a window on every rank, since a wrapper may
+    communicate in a forward.
+    """
+    device = where(args, kwargs)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        rolled = tensors_of(net(*args, **kwargs))
+        with training_mode(net), torch.enable_grad(), sync.unsynchronised(net):
+            trained = tensors_of(as_tuple(net(*args, **_by_name(net, kwargs)), kwargs))
+    torch.clear_autocast_cache()
+    for a, b in zip(rolled, trained, strict=True):
+        size = b.detach().double().norm().item()
+        off = (a.detach().double() - b.detach().double()).norm().item()
+        if not off <= tolerance(b.dtype) * size:
+            window.refusal = f"in train mode the network computes something else (by {off:.3g} of {size:.3g})"
+
+
+def _by_name(net: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a kept call: it asks for a named result, which can answer callers that want either kind.
+
+    Not through FSDP1, whose hooks have been shown exact for what upstream passes through them.
+    """
+    if kwargs.get("return_dict", True) is False and not isinstance(net, FullyShardedDataParallel):
+        return kwargs | {"return_dict": True}
+    return kwargs
+
+
+@dataclass
+class Capture:
+    """What it takes to keep calls of a network.
+
+    Attributes:
+        budget: bytes of graphs this rank may hold.
+        sizes: what graphs of calls with such arguments weigh, as far as measured.
+        measure: follow the bytes of each call in any case.
+    """
+
+    window: Window
+    wrapper: sync.Wrapper
+    net: nn.Module
+    budget: float
+    sizes: memory.Sizes
+    measure: bool
+
+    def keep(self, wanted: dict[Key, int], rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the call under grad, holds its graph, returns the result without it, in the type the network returns.
+
+        Args:
+            wanted: the steps that the update will ask for, and their places among the rows.
+            rows: how many rows the call has.
+        """
+        window = self.window
+        device, first = where(args, kwargs), window.seen is None
+        if window.seen is None:
+            window.net, window.seen = sync.bare(self.net), guard.see(self.net)
+        generators = guard.generator_states(device)
+        asked, kwargs = kwargs, _by_name(self.net, kwargs)
+        result = self._run(args, kwargs, device)
+        window.graph_bytes = self.sizes.graph_bytes(args, kwargs)
+        arguments = named(sync.innermost(self.net), args, kwargs)
+        try:
+            call = Kept(result, arguments, rows, device, window.graph_bytes)
+        except Uncuttable as reason:
+            window.refusal = str(reason)
+            window.pass_by(wanted, window.refusal)
+            detach_all(result)
+            return as_tuple(result, asked)
+        if not call.outs:
+            window.refusal = "the network's output needs no gradient"
+            window.pass_by(wanted, window.refusal)
+            return as_tuple(result, asked)
+        call.plain = kwargs.get("return_dict", True) is False
+        self.sizes.row_bytes = window.graph_bytes / len(wanted)
+        window.limit = self.sizes.fits(self.budget)
+        value = as_tuple(call.for_rollout(), asked)
+        if not all(map(torch.equal, generators, guard.generator_states(device))):
+            window.refusal = "the network draws random numbers"
+        elif first and guard.checksum(self.net.buffers()) != window.seen.buffers:
+            window.refusal = "the network changes its buffers"
+        if window.refusal:
+            window.pass_by(wanted, window.refusal)
+            return value
+        if any(window.positions[key[:2]] >= window.limit for key in wanted):
+            # The first call of all: only now it is known what it weighs, and its graph is one.
+            window.pass_by(wanted, OVER_BUDGET)
+        else:
+            window.hold(call, wanted)
+        return value
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Any:
+        window = self.window
+        # Low-precision copies of weights that autocast cached without grad, or for another graph, must not enter this.
+        torch.clear_autocast_cache()
+        with training_mode(self.net), torch.enable_grad(), sync.unsynchronised(self.net):
+            try:
+                if not self.measure and self.sizes.settled(args, kwargs):
+                    result = self.net(*args, **kwargs)
+                    torch.clear_autocast_cache()
+                    return result
+                with window.meter.measure(device) as figure:
+                    result = self.net(*args, **kwargs)
+                    torch.clear_autocast_cache()
+            except torch.OutOfMemoryError as error:
+                held = window.held_bytes() / 1e9
+                raise LeanError(
+                    "LG608",
+                    f"out of memory while the graphs of {window.calls} calls, {held:.3g} GB, were held: {error}",
+                    f"set LEANGRPO_BUDGET_GB to less than {held:.3g}; what does not fit is recomputed",
+                ) from error
+        window.measured += 1
+        self.sizes.add(args, kwargs, figure[0])
+        return result
