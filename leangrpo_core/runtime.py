@@ -198,7 +198,7 @@ class Lean:
         if not (window.native_only or (wrapper.collective and window.replayed + len(keys) > (window.agreed or 0))):
             held, reasons = replay.find(window, net, keys, args, kwargs)
             if wrapper.collective and sync.minimum(int(not reasons)) == 0:
-                reasons |= {key: "another row or another rank recomputes" for key in held}
+                reasons |= dict.fromkeys(held, f"another {'row of the call' if reasons else 'rank'} recomputes")
                 held, window.native_only = {}, True
             for key in keys:
                 if key in reasons and key not in window.passed_by:
