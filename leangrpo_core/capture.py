@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 
 from . import guard, memory, sync
 from .errors import LeanError
@@ -50,7 +49,7 @@ def probe(window: Window, net: nn.Module, args: tuple[Any, ...], kwargs: dict[st
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         rolled = tensors_of(net(*args, **kwargs))
         with training_mode(net), torch.enable_grad(), sync.unsynchronised(net):
-            trained = tensors_of(as_tuple(net(*args, **_by_name(net, kwargs)), kwargs))
+            trained = tensors_of(as_tuple(net(*args, **_by_name(kwargs)), kwargs))
     torch.clear_autocast_cache()
     for a, b in zip(rolled, trained, strict=True):
         size = b.detach().double().norm().item()
@@ -59,14 +58,9 @@ def probe(window: Window, net: nn.Module, args: tuple[Any, ...], kwargs: dict[st
             window.refusal = f"in train mode the network computes something else (by {off:.3g} of {size:.3g})"
 
 
-def _by_name(net: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a kept call: it asks for a named result, which can answer callers that want either kind.
-
-    Not through FSDP1, whose hooks have been shown exact for what upstream passes through them.
-    """
-    if kwargs.get("return_dict", True) is False and not isinstance(net, FullyShardedDataParallel):
-        return kwargs | {"return_dict": True}
-    return kwargs
+def _by_name(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a kept call: it asks for a named result, which can answer callers that want either kind."""
+    return kwargs | {"return_dict": True} if kwargs.get("return_dict", True) is False else kwargs
 
 
 @dataclass
@@ -98,7 +92,7 @@ class Capture:
         if window.seen is None:
             window.net, window.seen = sync.bare(self.net), guard.see(self.net)
         generators = guard.generator_states(device)
-        asked, kwargs = kwargs, _by_name(self.net, kwargs)
+        asked, kwargs = kwargs, _by_name(kwargs)
         result = self._run(args, kwargs, device)
         window.graph_bytes = self.sizes.graph_bytes(args, kwargs)
         arguments = named(sync.innermost(self.net), args, kwargs)
@@ -113,7 +107,6 @@ class Capture:
             window.refusal = "the network's output needs no gradient"
             window.pass_by(wanted, window.refusal)
             return as_tuple(result, asked)
-        call.plain = kwargs.get("return_dict", True) is False
         self.sizes.row_bytes = window.graph_bytes / len(wanted)
         window.limit = self.sizes.fits(self.budget)
         value = as_tuple(call.for_rollout(), asked)

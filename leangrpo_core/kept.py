@@ -50,7 +50,6 @@ class Kept:
         self.autocast = autocast_state(device)
         self.rows = rows
         self.copies = 1
-        self.plain = False  # a plain tuple, as asked for with return_dict=False
         self.graph_bytes = graph_bytes
         self.outs: list[Tensor] = []
         self.leaves: list[list[Tensor]] = []  # per output that has a graph, per row

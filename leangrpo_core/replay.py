@@ -58,8 +58,6 @@ def _why_not(
         return "autocast differs from the rollout's"
     if any(row.call.copies != rows[0].call.copies for row in rows):
         return "calls of the rollout with and without guidance in one call"
-    if any(row.call.plain for row in rows) and kwargs.get("return_dict", True) is not False:
-        return "the rollout asked for a tuple, the update for a named result"
     return None
 
 

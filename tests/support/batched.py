@@ -140,7 +140,8 @@ def train(lean: Lean | None, net: nn.Module, config: Config, hooks: Hooks | None
             if lean is not None:
                 samples |= lean.identity()
             _update(lean, net, optimizer, config, hooks, samples, network, nothing, result)
-    result.calls = {kind: sum(k == kind for k, _ in net.calls) for kind in ("grad", "no_grad")}  # type: ignore[union-attr]
+    calls = getattr(net, "module", net).calls
+    result.calls = {kind: sum(k == kind for k, _ in calls) for kind in ("grad", "no_grad")}  # type: ignore[union-attr]
     return result
 
 

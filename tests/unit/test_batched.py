@@ -1,18 +1,24 @@
 """Batched calls: rows of several kept calls in one batch of the update, guidance halves, rows that are not held."""
 
 import json
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import ranks
 from support.batched import Config, Hooks, Network, train
 from support.check import assert_same
-from support.grpo import Result
-from torch import Tensor
+from support.grpo import Block, Result
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.nn.parallel import DistributedDataParallel
 
-from leangrpo_core import Lean
+from leangrpo_core import Lean, memory
 
 EXACT = 1e-12  # float64: only the order of additions and the batch a row is in may differ
 
@@ -150,3 +156,62 @@ def test_permuted_ids_never_answer_for_another_row(windows: Any) -> None:
     lean, native, _ = both(Config(rollouts=1), lambda: Hooks(update_latents=swap))
     assert_same(lean, native, rtol=EXACT)
     assert windows()[0]["replayed"] == 16
+
+
+def rank_job(
+    rank: int, world: int, kind: str, lean: bool, config: dict[str, Any]
+) -> tuple[Result, list[dict[str, Any]]]:
+    """One rank of a training run: `around` rolls out around DDP and trains through it, as accelerate's users do."""
+    torch.set_default_dtype(torch.float64)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LEANGRPO_REPORT_DIR"] = folder
+        torch.manual_seed(0)
+        net: nn.Module = Network()
+        hooks = Hooks()
+        if kind == "fsdp":
+            net = FullyShardedDataParallel(
+                net, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=torch.device("cpu"), use_orig_params=True
+            )
+        else:
+            wrapped = DistributedDataParallel(net)
+            if kind == "around":
+                hooks = Hooks(update_net=lambda net: wrapped)
+            else:
+                net = wrapped
+        result = train(Lean() if lean else None, net, Config(rank=rank, **config), hooks)
+        lines = Path(folder, "rank" + str(rank) + ".jsonl")
+        return result, [json.loads(line) for line in lines.read_text().splitlines()] if lean else []
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("around", {}),
+        ("around", {"trained": 2, "accumulate": 1}),
+        ("through", {"train_batch": 2}),
+        ("fsdp", {}),
+        ("fsdp", {"train_batch": 2, "trained": 2}),
+    ],
+)
+def test_two_ranks(kind: str, config: dict[str, Any]) -> None:
+    ours, native = (ranks.run(rank_job, 2, kind, lean, config) for lean in (True, False))
+    for (lean, windows), (theirs, _) in zip(ours, native, strict=True):
+        assert_same(lean, theirs, rtol=EXACT)
+        for window in windows:
+            assert window["replayed"] == window["kept"] > 0 and window["recomputed"] == 0
+    if kind != "fsdp":
+        for a, b in zip(ours[0][0].weights, ours[1][0].weights, strict=True):
+            assert all(torch.equal(a[name], b[name]) for name in a), "replicas differ"
+
+
+def over_budget(rank: int, world: int, lean: bool) -> tuple[Result, list[dict[str, Any]]]:
+    memory.Sizes.fits = lambda self, budget_bytes: 9 if rank else 100  # in this forked process only
+    return rank_job(rank, world, "around", lean, {"rollouts": 1})
+
+
+def test_a_budget_on_one_rank_only() -> None:
+    """Whole calls are replayed or recomputed, the same ones on every rank."""
+    ours, native = (ranks.run(over_budget, 2, lean) for lean in (True, False))
+    for (lean, windows), (theirs, _) in zip(ours, native, strict=True):
+        assert_same(lean, theirs, rtol=EXACT)
+        assert (windows[0]["replayed"], windows[0]["recomputed"]) == (8, 24)
