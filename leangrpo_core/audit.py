@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from . import sync
 from .errors import LeanError
+from .guard import local
 from .kept import Row, outputs_of, tolerance
 from .values import tensors_of
 
@@ -57,8 +58,9 @@ def _squares(lean: Sequence[Tensor | None], native: Sequence[Tensor | None]) -> 
         if (a is None) != (b is None):
             sums[2] += 1
         elif a is not None and b is not None:
-            sums[0] += (a.double() - b.double()).square().sum().item()
-            sums[1] += b.double().square().sum().item()
+            lean_share, share = local(a).double(), local(b).double()
+            sums[0] += (lean_share - share).square().sum().item()
+            sums[1] += share.square().sum().item()
     return sums
 
 

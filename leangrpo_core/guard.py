@@ -6,6 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+try:
+    from torch.distributed.fsdp import FSDPModule
+except ImportError:  # torch before 2.6
+    from torch.distributed._composable.fsdp import FSDPModule
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -16,6 +22,22 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torc
 # What every module has: `training`, which the update's mode sets anyway, and the hooks.
 _OWN = frozenset(vars(nn.Module()))
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+
+
+def parameters_of(net: nn.Module) -> list[nn.Parameter]:
+    """The weights as the optimizer knows them.
+
+    Between a forward and its backward FSDP2 can have gathered ones in their place; they are given up first.
+    """
+    for module in net.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    return list(net.parameters())
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's share of a tensor that FSDP2 shards; any other tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _multipliers(count: int, device: torch.device) -> Tensor:
@@ -36,7 +58,7 @@ def checksum(tensors: Iterable[Tensor]) -> tuple[int, ...]:
     sums: list[Tensor] = []
     multipliers: dict[torch.device, Tensor] = {}
     for tensor in tensors:
-        flat = tensor.detach().contiguous().reshape(-1)
+        flat = local(tensor.detach()).contiguous().reshape(-1)
         bits = flat.view(_BITS[flat.element_size()])
         piece = min(max(bits.numel(), 1), _PIECE)
         known = multipliers.get(bits.device)
@@ -70,7 +92,7 @@ class Seen:
 
 def weights_of(net: nn.Module) -> tuple[int, ...]:
     """Checksums of all weights of `net`."""
-    return checksum(parameter.data for parameter in net.parameters())
+    return checksum(parameter.data for parameter in parameters_of(net))
 
 
 def see(net: nn.Module) -> Seen:

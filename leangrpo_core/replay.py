@@ -116,26 +116,36 @@ def changed(window: Window, net: nn.Module) -> bool:
     return window.seen is not None and guard.weights_of(net) != window.seen.weights
 
 
-def due(window: Window, last: bool) -> list[Kept]:
+def due(window: Window, wrapper: sync.Wrapper, last: bool) -> list[Kept]:
     """The kept calls to walk now, in the order of consumption.
 
     Before a native call (`last` false) only where no row is missing. As long as a batched one waits for rows, all do:
     the update's calls tie their rows together, and an audit compares them as a whole.
 
-    At the boundary those of which some row has got a gradient.
+    At the boundary those of which some row has got a gradient; where a backward communicates, on any rank.
     """
+    calls = window.consumed
     if last:
-        return [call for call in window.consumed if call.has_gradients(every=False)]
-    if any(call.rows > 1 and not call.complete for call in window.consumed):
-        return []
-    return [call for call in window.consumed if call.complete]
+        flags = [call.has_gradients(every=False) for call in calls]
+    elif any(call.rows > 1 and not call.complete for call in calls):
+        flags = [False for _ in calls]
+    else:
+        flags = [call.complete for call in calls]
+    if wrapper.communicates:
+        flags = sync.anyones(flags) if _as_many_everywhere(calls) else [True for _ in calls]
+    return [call for call, flag in zip(calls, flags, strict=True) if flag]
+
+
+def _as_many_everywhere(calls: Sequence[Kept]) -> bool:
+    """Whether every rank would make equally many backward passes. Rows in random order may come from more calls."""
+    return sync.minimum(len(calls)) == -sync.minimum(-len(calls))
 
 
 def walk(window: Window, wrapper: sync.Wrapper, net: nn.Module, calls: Sequence[Kept]) -> None:
     """Runs the graphs of consumed calls backward and lets them go.
 
-    In the order of consumption, which adds gradients up in upstream's order; jointly where the wrapper demands it:
-    there every rank must reach every unit, so calls without a gradient take part with zeros.
+    In the order of consumption, which adds gradients up in upstream's order; jointly where the wrapper demands it. A
+    call without a gradient on this rank takes part with zeros.
 
     Raises:
         LeanError: LG604 if weights changed since the rollout, on every rank where the wrapper communicates.
@@ -149,13 +159,12 @@ def walk(window: Window, wrapper: sync.Wrapper, net: nn.Module, calls: Sequence[
             f"weights changed while {len(window.consumed)} replayed calls waited for their flush",
             "move the change behind optimizer.step(), or run with LEANGRPO_SCHEDULE=recompute",
         )
-    joint = wrapper.flush == "joint"
-    calls = list(window.consumed if joint else calls)
+    jointly = wrapper.flush == "joint" or (wrapper.communicates and not _as_many_everywhere(calls))
     window.consumed = [call for call in window.consumed if all(call is not other for other in calls)]
     ready = [(call.cotangents(), call.release()) for call in calls]
-    if joint:
-        if ready:
-            outs = [out for _, call_outs in ready for out in call_outs]
+    if jointly:
+        outs = [out for _, call_outs in ready for out in call_outs]
+        if outs:
             torch.autograd.backward(outs, [grad for grads, _ in ready for grad in grads])
         return
     ready.reverse()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from . import audit, capture, keep, memory, replay, settings, sync
+from . import audit, capture, guard, keep, memory, replay, settings, sync
 from .errors import LeanError
 from .kept import Row
 from .order import Order, draw_rows, draw_steps
@@ -285,11 +285,11 @@ class Lean:
 
     def _settle(self, window: Window, wrapper: sync.Wrapper, net: nn.Module, last: bool) -> None:
         """Walks what was consumed, and compares it with a native recomputation if an audit is due."""
-        walked = replay.due(window, last)
+        walked = replay.due(window, wrapper, last)
         ours = {id(call) for call in walked}
         calls = [call for call in self._calls if call.belongs_to(ours)]
         self._calls = [call for call in self._calls if not call.belongs_to(ours)]
-        parameters = [p for p in net.parameters() if p.requires_grad]
+        parameters = [p for p in guard.parameters_of(net) if p.requires_grad]
         before = audit.gradients(parameters) if calls else []
         replay.walk(window, wrapper, net, walked)
         if calls:
@@ -314,7 +314,7 @@ class Lean:
         window = self._window
         if window is None or self._net is None or not (window.held or window.consumed):
             return
-        ours = {id(parameter) for parameter in self._net.parameters()}
+        ours = {id(parameter) for parameter in guard.parameters_of(self._net)}
         if not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
             return
         if window.consumed:

@@ -15,13 +15,8 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-try:
-    from torch.distributed.fsdp import FSDPModule
-except ImportError:  # torch before 2.6
-    from torch.distributed._composable.fsdp import FSDPModule
-
 from .errors import LeanError
-from .guard import checksum
+from .guard import FSDPModule, checksum
 
 
 def world_size() -> int:
@@ -47,6 +42,15 @@ def minimum(value: int) -> int:
     return int(verdict.item())
 
 
+def anyones(flags: Sequence[bool]) -> list[bool]:
+    """Which flags are set on any rank. Every rank must call it at the same place, with as many flags."""
+    if not flags:
+        return []
+    verdict = torch.tensor([int(flag) for flag in flags], dtype=torch.int64, device=_device())
+    dist.all_reduce(verdict, op=dist.ReduceOp.MAX)
+    return [bool(flag) for flag in verdict.tolist()]
+
+
 def everyones(value: Any) -> list[Any]:
     """`value` of each rank, in order of ranks."""
     values: list[Any] = [None] * world_size()
@@ -59,9 +63,10 @@ class Wrapper:
     """How to treat graphs kept through one kind of wrapper.
 
     Attributes:
-        kind: `none`, `ddp` or `fsdp1`.
+        kind: `none`, `ddp`, `fsdp1` or `fsdp2`.
         flush: `in order` (one backward per graph), `flat` (in order, then one all-reduce), `joint` (one backward).
         collective: the wrapper communicates, so ranks must decide together.
+        communicates: it does so in the backward of a kept graph.
         refusal: why nothing can be kept through this wrapper; empty if it can.
         shards: over how many ranks it spreads the weights.
     """
@@ -69,6 +74,7 @@ class Wrapper:
     kind: str
     flush: str
     collective: bool = False
+    communicates: bool = False
     refusal: str = ""
     shards: int = 1
 
@@ -84,28 +90,32 @@ def classify(net: nn.Module) -> Wrapper:
             refusal = "DDP over a part of the ranks is not supported yet"
         elif getattr(net, "_comm_hooks", None):
             refusal = "DDP with a communication hook is not supported yet"
-        return Wrapper("ddp", "flat" if several else "in order", several, refusal)
+        return Wrapper("ddp", "flat" if several else "in order", several, refusal=refusal)
     if isinstance(net, FullyShardedDataParallel):
         low = (torch.bfloat16, torch.float16)
         dtype = net.mixed_precision.param_dtype
         if several and dtype in low:
-            return Wrapper("fsdp1", "joint", True, f"a joint backward would add up gradients in {dtype}")
+            return Wrapper("fsdp1", "joint", True, True, f"a joint backward would add up gradients in {dtype}")
         stored = next((p.dtype for p in net.parameters() if p.requires_grad and p.dtype in low), None)
         if several and stored:
             # Upstream rounds the sum after every backward, a joint one rounds once.
-            return Wrapper("fsdp1", "joint", True, f"gradients are added up in {stored}, a joint backward would not")
+            return Wrapper(
+                "fsdp1", "joint", True, True, f"gradients are added up in {stored}, a joint backward would not"
+            )
         if net.cpu_offload is not None and net.cpu_offload.offload_params:
-            return Wrapper("fsdp1", "joint", several, "FSDP with parameters offloaded to the CPU is not supported yet")
+            return Wrapper(
+                "fsdp1", "joint", several, several, "FSDP with parameters offloaded to the CPU is not supported yet"
+            )
         # On one rank FSDP1 neither shards nor reduces; one backward per graph keeps upstream's order of additions.
         shards = 1 if net.sharding_strategy == ShardingStrategy.NO_SHARD else dist.get_world_size(net.process_group)
-        return Wrapper("fsdp1", "joint" if several else "in order", several, shards=shards)
+        return Wrapper("fsdp1", "joint" if several else "in order", several, several, shards=shards)
     for name, module in net.named_modules():
         if isinstance(module, (DistributedDataParallel, FullyShardedDataParallel)):
-            return Wrapper("none", "in order", several, f"only a part of the network ({name}) is wrapped")
+            return Wrapper("none", "in order", several, refusal=f"only a part of the network ({name}) is wrapped")
         if isinstance(module, FSDPModule):
-            return Wrapper("none", "in order", several, "FSDP2 (fully_shard) is not supported yet")
+            return Wrapper("fsdp2", "in order", several, several)
     if "deepspeed" in type(net).__module__:
-        return Wrapper("none", "in order", several, "DeepSpeed engines are not supported yet")
+        return Wrapper("none", "in order", several, refusal="DeepSpeed engines are not supported yet")
     return Wrapper("none", "in order")
 
 

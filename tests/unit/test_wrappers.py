@@ -15,17 +15,25 @@ from support.grpo import Block, Config, Hooks, Policy, Result, train
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 from leangrpo_core import Lean, memory, sync
 
-WRAPPERS = ["fsdp", "fsdp-orig", "fsdp-grad-op", "fsdp-none", "ddp", "none"]
+WRAPPERS = ["fsdp2", "fsdp", "fsdp-orig", "fsdp-grad-op", "fsdp-none", "ddp", "none"]
 UNITS = 4  # three blocks and the root
 
 
 def wrap(kind: str, net: Policy) -> nn.Module:
+    if kind.startswith("fsdp2"):
+        mesh = (
+            init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")) if kind == "fsdp2-hybrid" else None
+        )
+        for block in net.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        return net
     if kind.startswith("fsdp"):
         strategies = {
             "fsdp-grad-op": ShardingStrategy.SHARD_GRAD_OP,
