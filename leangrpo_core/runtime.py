@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from . import audit, capture, guard, keep, memory, replay, settings, sync
+from .budget import Budget
 from .errors import LeanError
 from .kept import Row
 from .order import Order, draw_rows, draw_steps
@@ -43,7 +44,7 @@ class Lean:
         self._rows = 0  # ids given out so far
         self._order: Order | None = None
         self._identity: dict[str, Tensor] | None = None
-        self._sizes = memory.Sizes()
+        self._sizes, self._budget = memory.Sizes(), Budget(None)
         self._calls: list[audit.Call] = []
         self._audited = self._compared = False
         self._useless = ""
@@ -86,7 +87,7 @@ class Lean:
         self._order = Order(base, rows, steps, shuffled, device)
         self._windows += 1
         self._window = Window(self._windows, base, self._order.positions(window, trained, batch))
-        self._window.refusal = self._useless
+        self._window.refusal = self._useless or self._budget.begin_window(self._report.say)
         try:
             yield
         except BaseException:
@@ -167,7 +168,7 @@ class Lean:
         window.probed = True
         return keep.rollout_call(
             window, wrapper, net, [(window.base + row, _ids(step)[0], site) for row in _ids(rows)], args, kwargs,
-            budget=chosen.budget_bytes, sizes=self._sizes, measure=self._report.follows(window),
+            budget=self._budget.bytes, sizes=self._sizes, measure=self._report.follows(window),
         )  # fmt: skip
 
     def policy_call(
@@ -239,12 +240,9 @@ class Lean:
         """Settings of the run; the first call compares them across ranks and says what was found."""
         if self._settings is None:
             chosen = settings.load()
-            if sync.world_size() > 1:
-                texts = sync.everyones(chosen.text())
-                if len(set(texts)) > 1:
-                    listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
-                    raise LeanError("LG602", listed, "export the same LEANGRPO_* variables on every node")
+            sync.same_settings(chosen.text())
             self._settings = chosen
+            self._budget = Budget(chosen.budget_bytes)
             self._report.start(chosen, VERSION)
             if chosen.schedule != "recompute":
                 register_optimizer_step_pre_hook(self._before_step)

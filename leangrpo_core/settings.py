@@ -15,7 +15,7 @@ SCHEDULES = ("retain", "recompute")
 SYNCS = ("upstream", "late")
 ALLOWED = {
     "schedule": " or ".join(SCHEDULES),
-    "budget_gb": "unlimited, or a number of gigabytes (1e9 bytes) per rank, 0 or more",
+    "budget_gb": "measured, unlimited, or a number of gigabytes (1e9 bytes) per rank, 0 or more",
     "sync": " or ".join(SYNCS),
     "audit": "first, off, or every:N with N >= 1",
 }
@@ -29,21 +29,21 @@ class Settings:
 
     Attributes:
         schedule: `retain` keeps the graphs of the rollout; `recompute` is upstream's own behaviour, the off switch.
-        budget_gb: gigabytes (1e9 bytes) of kept graphs a rank may hold at a time; `inf` is unlimited.
+        budget_gb: gigabytes (1e9 bytes) of kept graphs a rank may hold at a time; `inf` is unlimited, None measured.
         sync: `upstream` averages gradients over the ranks where upstream does; `late` averages them once per update
             where upstream leaves every rank alone.
         audit: which windows are compared with a native recomputation: `first` that can be judged, `off`, `every:N`.
     """
 
     schedule: str = "retain"
-    budget_gb: float = math.inf
+    budget_gb: float | None = None
     sync: str = "upstream"
     audit: str = "first"
 
     @property
-    def budget_bytes(self) -> float:
-        """The budget in bytes."""
-        return self.budget_gb * 1e9
+    def budget_bytes(self) -> float | None:
+        """The budget in bytes; None to measure."""
+        return None if self.budget_gb is None else self.budget_gb * 1e9
 
     def audits(self, window: int, audited: bool) -> bool:
         """Whether window number `window` (from 1) is to be audited; `audited` if an earlier one was."""
@@ -55,7 +55,7 @@ class Settings:
 
     def text(self) -> str:
         """One line, equal on all ranks of a sound run."""
-        budget = "unlimited" if math.isinf(self.budget_gb) else f"{self.budget_gb:g}"
+        budget = "measured" if self.budget_gb is None else f"{self.budget_gb:g}".replace("inf", "unlimited")
         return f"schedule={self.schedule} budget_gb={budget} sync={self.sync} audit={self.audit}"
 
     def digest(self) -> str:
@@ -63,9 +63,9 @@ class Settings:
         return hashlib.sha256(self.text().encode()).hexdigest()[:12]
 
 
-def _number(name: str, value: str) -> float:
-    if value == "unlimited":
-        return math.inf
+def _number(name: str, value: str) -> float | None:
+    if value in ("measured", "unlimited"):
+        return None if value == "measured" else math.inf
     try:
         number = float(value)
     except ValueError:
@@ -98,7 +98,7 @@ def parse(values: Mapping[str, str]) -> Settings:
     every = audit.removeprefix("every:")
     if audit not in ("first", "off") and not (audit.startswith("every:") and every.isdecimal() and int(every) >= 1):
         raise _refuse("audit", audit)
-    budget = _number("budget_gb", values["budget_gb"]) if "budget_gb" in values else math.inf
+    budget = _number("budget_gb", values["budget_gb"]) if "budget_gb" in values else None
     return Settings(schedule, budget, sync, audit)
 
 

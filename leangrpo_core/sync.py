@@ -58,6 +58,14 @@ def everyones(value: Any) -> list[Any]:
     return values
 
 
+def same_settings(text: str) -> None:
+    """Compares the settings of all ranks. Raises LG602 on every rank if one differs."""
+    texts = everyones(text) if world_size() > 1 else [text]
+    if len(set(texts)) > 1:
+        listed = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts))
+        raise LeanError("LG602", listed, "export the same LEANGRPO_* variables on every node")
+
+
 @dataclass(frozen=True)
 class Wrapper:
     """How to treat graphs kept through one kind of wrapper.

@@ -1,6 +1,5 @@
 """Settings: what is allowed, where it comes from, what is said otherwise."""
 
-import math
 import sys
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from leangrpo_core.errors import CODES, LeanError
 
 def test_defaults() -> None:
     found = settings.parse({})
-    assert found == settings.Settings("retain", math.inf, "upstream", "first")
-    assert found.text() == "schedule=retain budget_gb=unlimited sync=upstream audit=first"
+    assert found == settings.Settings("retain", None, "upstream", "first")
+    assert found.text() == "schedule=retain budget_gb=measured sync=upstream audit=first"
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ DEFAULTS = """\
 # retain: keep the rollout's graphs for the first update; recompute: do exactly what upstream does (the off switch)
 # schedule: retain
 
-# how many gigabytes of kept graphs a rank may hold: unlimited, or a number
-# budget_gb: unlimited
+# how many gigabytes of kept graphs a rank may hold: measured, unlimited, or a number
+# budget_gb: measured
 
 # compare the whole gradient with a native recomputation: first, off, or every:N windows
 # audit: first

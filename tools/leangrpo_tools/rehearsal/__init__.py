@@ -105,11 +105,11 @@ def _check(schedule: str, precision: str, budget: str) -> None:
         if value not in allowed:
             raise KitError("LG403", f"--{name} {value}", cause=f"allowed: {', '.join(allowed)}", fix=HELP)
     try:
-        bad = budget != "unlimited" and not float(budget) >= 0
+        bad = budget not in ("measured", "unlimited") and not float(budget) >= 0
     except ValueError:
         bad = True
     if bad:
-        raise KitError("LG403", f"--budget {budget}", cause="allowed: unlimited, or gigabytes", fix=HELP)
+        raise KitError("LG403", f"--budget {budget}", cause="allowed: measured, unlimited, or gigabytes", fix=HELP)
 
 
 @contextlib.contextmanager
