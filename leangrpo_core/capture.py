@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from . import guard, memory, sync
 from .errors import LeanError
+from .fsdp1 import Held
 from .kept import Kept, tolerance
 from .values import Uncuttable, as_tuple, detach_all, leaves, named, tensors_of
 from .window import Key, Window
@@ -39,7 +40,7 @@ def where(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
     return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 
 
-def probe(window: Window, net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def probe(window: Window, wrapper: sync.Wrapper, net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Compares a forward as upstream's rollout makes it with one as a kept call runs.
 
     If they differ the window keeps nothing. Made at the same call of a window on every rank, since a wrapper may
@@ -48,7 +49,7 @@ def probe(window: Window, net: nn.Module, args: tuple[Any, ...], kwargs: dict[st
     device = where(args, kwargs)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         rolled = tensors_of(net(*args, **kwargs))
-        with training_mode(net), torch.enable_grad(), sync.unsynchronised(net):
+        with training_mode(net), torch.enable_grad(), sync.keeping(net, wrapper):
             trained = tensors_of(as_tuple(net(*args, **_by_name(kwargs)), kwargs))
     torch.clear_autocast_cache()
     for a, b in zip(rolled, trained, strict=True):
@@ -93,7 +94,7 @@ class Capture:
             window.net, window.seen = sync.bare(self.net), guard.see(self.net)
         generators = guard.generator_states(device)
         asked, kwargs = kwargs, _by_name(kwargs)
-        result = self._run(args, kwargs, device)
+        result, held = self._run(args, kwargs, device)
         window.graph_bytes = self.sizes.graph_bytes(args, kwargs)
         arguments = named(sync.innermost(self.net), args, kwargs)
         try:
@@ -103,6 +104,7 @@ class Capture:
             window.pass_by(wanted, window.refusal)
             detach_all(result)
             return as_tuple(result, asked)
+        call.held = held
         if not call.outs:
             window.refusal = "the network's output needs no gradient"
             window.pass_by(wanted, window.refusal)
@@ -124,16 +126,17 @@ class Capture:
             window.hold(call, wanted)
         return value
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Any:
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> tuple[Any, Held | None]:
+        """The result, with its graph, and what FSDP1 left for the backward."""
         window = self.window
         # Low-precision copies of weights that autocast cached without grad, or for another graph, must not enter this.
         torch.clear_autocast_cache()
-        with training_mode(self.net), torch.enable_grad(), sync.unsynchronised(self.net):
+        with training_mode(self.net), torch.enable_grad(), sync.keeping(self.net, self.wrapper) as held:
             try:
                 if not self.measure and self.sizes.settled(args, kwargs):
                     result = self.net(*args, **kwargs)
                     torch.clear_autocast_cache()
-                    return result
+                    return result, held
                 with window.meter.measure(device) as figure:
                     result = self.net(*args, **kwargs)
                     torch.clear_autocast_cache()
@@ -146,4 +149,4 @@ class Capture:
                 ) from error
         window.measured += 1
         self.sizes.add(args, kwargs, figure[0])
-        return result
+        return result, held

@@ -92,6 +92,9 @@ def _why_not(
     """Why this call cannot be kept, or nothing. Such a call runs, and is recomputed later, as upstream does."""
     if wrapper.refusal:
         return wrapper.refusal
+    if wrapper.flush == "armed" and len(keys) > 1:
+        # Ranks whose rows come from unequal numbers of calls would make unequal numbers of backward passes.
+        return "several rows in one call under FSDP1: set LEANGRPO_SYNC=late"
     if not window.looked_at:
         window.looked_at = True
         window.refusal = window.refusal or guard.why_unlike_training(net) or _no_room(wrapper, net, where(args, kwargs))

@@ -132,7 +132,10 @@ def due(window: Window, wrapper: sync.Wrapper, last: bool) -> list[Kept]:
     else:
         flags = [call.complete for call in calls]
     if wrapper.communicates:
-        flags = sync.anyones(flags) if _as_many_everywhere(calls) else [True for _ in calls]
+        if not _as_many_everywhere(calls):
+            flags = [last for _ in calls]
+        else:
+            flags = sync.anyones(flags) if last else [not other for other in sync.anyones([not f for f in flags])]
     return [call for call, flag in zip(calls, flags, strict=True) if flag]
 
 
@@ -161,14 +164,15 @@ def walk(window: Window, wrapper: sync.Wrapper, net: nn.Module, calls: Sequence[
         )
     jointly = wrapper.flush == "joint" or (wrapper.communicates and not _as_many_everywhere(calls))
     window.consumed = [call for call in window.consumed if all(call is not other for other in calls)]
-    ready = [(call.cotangents(), call.release()) for call in calls]
     if jointly:
+        ready = [(call.cotangents(), call.release()) for call in calls]
         outs = [out for _, call_outs in ready for out in call_outs]
         if outs:
             torch.autograd.backward(outs, [grad for grads, _ in ready for grad in grads])
         return
-    ready.reverse()
-    while ready:  # taken off one by one, so that each graph is freed before the next is walked
-        grads, outs = ready.pop()
-        torch.autograd.backward(outs, grads)
-        del outs
+    calls = list(reversed(calls))
+    while calls:  # taken off one by one, so that each graph is freed before the next is walked
+        call = calls.pop()
+        with sync.walking(net, call.held):
+            torch.autograd.backward(call.release(), call.cotangents())
+        del call

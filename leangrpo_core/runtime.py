@@ -164,7 +164,7 @@ class Lean:
             return net(*args, **kwargs)
         wrapper, chosen = self._classify(net), self._start()
         if not window.probed and not wrapper.refusal and chosen.audits(window.number, self._audited):
-            capture.probe(window, net, args, kwargs)
+            capture.probe(window, wrapper, net, args, kwargs)
         window.probed = True
         return keep.rollout_call(
             window, wrapper, net, [(window.base + row, _ids(step)[0], site) for row in _ids(rows)], args, kwargs,
@@ -200,7 +200,7 @@ class Lean:
             held, reasons = replay.find(window, net, keys, args, kwargs)
             if wrapper.collective and sync.minimum(int(not reasons)) == 0:
                 reasons |= dict.fromkeys(held, f"another {'row of the call' if reasons else 'rank'} recomputes")
-                held, window.native_only = {}, True
+                held, window.native_only = {}, wrapper.flush == "joint"
             for key in keys:
                 if key in reasons and key not in window.passed_by:
                     window.count(reasons[key])
@@ -250,7 +250,10 @@ class Lean:
 
     def _classify(self, net: nn.Module) -> sync.Wrapper:
         if self._net is not net or self._wrapper is None:
-            self._net, self._wrapper = net, sync.classify(net)
+            late = self._start().sync == "late"
+            self._net, self._wrapper = net, sync.classify(net, late)
+            if self._wrapper.notice:
+                self._report.once(f"FSDP1: {self._wrapper.notice}; all kept graphs are walked in one backward")
             alone = self._wrapper.kind == "none" and not self._wrapper.refusal and sync.world_size() > 1
             if alone and self._start().sync == "upstream":
                 self._report.once(
@@ -267,9 +270,10 @@ class Lean:
     def _before_native(self, window: Window, wrapper: sync.Wrapper, net: nn.Module) -> None:
         """Walks what was replayed so far, so that gradients add up in upstream's order, before a native call.
 
-        Under FSDP1 a native backward beside held graphs is a segmentation fault, so the rest is let go there.
+        Where FSDP1 walks all graphs in one backward, a native one beside held graphs is a segmentation fault: there the
+        rest is let go.
         """
-        if wrapper.collective and window.held:
+        if wrapper.flush == "joint" and window.held:
             window.drop(list(window.held), "let go before a native call")
         if not window.consumed:
             return
@@ -291,7 +295,7 @@ class Lean:
         before = audit.gradients(parameters) if calls else []
         replay.walk(window, wrapper, net, walked)
         if calls:
-            if wrapper.collective and window.held:
+            if wrapper.flush == "joint" and window.held:
                 window.drop(list(window.held), "let go before a native call")
             window.audits.append(audit.audit(parameters, before, calls, together=wrapper.collective))
 

@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
+from . import fsdp1
 from .errors import LeanError
 from .guard import FSDPModule, checksum
 
@@ -72,11 +73,13 @@ class Wrapper:
 
     Attributes:
         kind: `none`, `ddp`, `fsdp1` or `fsdp2`.
-        flush: `in order` (one backward per graph), `flat` (in order, then one all-reduce), `joint` (one backward).
+        flush: `in order` (one backward per graph), `flat` (in order, then one all-reduce), `armed` (in order, with what
+            FSDP1 left at each forward), `joint` (one backward for all graphs).
         collective: the wrapper communicates, so ranks must decide together.
         communicates: it does so in the backward of a kept graph.
         refusal: why nothing can be kept through this wrapper; empty if it can.
         shards: over how many ranks it spreads the weights.
+        notice: why it is not treated as upstream's reductions would need it.
     """
 
     kind: str
@@ -85,10 +88,15 @@ class Wrapper:
     communicates: bool = False
     refusal: str = ""
     shards: int = 1
+    notice: str = ""
 
 
-def classify(net: nn.Module) -> Wrapper:
-    """The wrapper around `net`. What is not known to be exact is refused, with the reason."""
+def classify(net: nn.Module, late: bool = False) -> Wrapper:
+    """The wrapper around `net`. What is not known to be exact is refused, with the reason.
+
+    Args:
+        late: gradients are to be reduced once per update where that is possible.
+    """
     several = world_size() > 1
     if isinstance(net, DistributedDataParallel):
         refusal = ""
@@ -100,23 +108,8 @@ def classify(net: nn.Module) -> Wrapper:
             refusal = "DDP with a communication hook is not supported yet"
         return Wrapper("ddp", "flat" if several else "in order", several, refusal=refusal)
     if isinstance(net, FullyShardedDataParallel):
-        low = (torch.bfloat16, torch.float16)
-        dtype = net.mixed_precision.param_dtype
-        if several and dtype in low:
-            return Wrapper("fsdp1", "joint", True, True, f"a joint backward would add up gradients in {dtype}")
-        stored = next((p.dtype for p in net.parameters() if p.requires_grad and p.dtype in low), None)
-        if several and stored:
-            # Upstream rounds the sum after every backward, a joint one rounds once.
-            return Wrapper(
-                "fsdp1", "joint", True, True, f"gradients are added up in {stored}, a joint backward would not"
-            )
-        if net.cpu_offload is not None and net.cpu_offload.offload_params:
-            return Wrapper(
-                "fsdp1", "joint", several, several, "FSDP with parameters offloaded to the CPU is not supported yet"
-            )
-        # On one rank FSDP1 neither shards nor reduces; one backward per graph keeps upstream's order of additions.
-        shards = 1 if net.sharding_strategy == ShardingStrategy.NO_SHARD else dist.get_world_size(net.process_group)
-        return Wrapper("fsdp1", "joint" if several else "in order", several, several, shards=shards)
+        # On one rank FSDP1 neither shards nor reduces.
+        return _fsdp1(net, late) if several else Wrapper("fsdp1", "in order", refusal=_offloaded(net))
     for name, module in net.named_modules():
         if isinstance(module, (DistributedDataParallel, FullyShardedDataParallel)):
             return Wrapper("none", "in order", several, refusal=f"only a part of the network ({name}) is wrapped")
@@ -125,6 +118,25 @@ def classify(net: nn.Module) -> Wrapper:
     if "deepspeed" in type(net).__module__:
         return Wrapper("none", "in order", several, refusal="DeepSpeed engines are not supported yet")
     return Wrapper("none", "in order")
+
+
+def _fsdp1(net: FullyShardedDataParallel, late: bool) -> Wrapper:
+    """One graph after the other as upstream, or, if asked for or if this torch is not known, all in one backward."""
+    unknown = fsdp1.supports(net)
+    low = {torch.bfloat16, torch.float16} & {net.mixed_precision.param_dtype, *(p.dtype for p in net.parameters())}
+    if not unknown and (not late or low):
+        return Wrapper("fsdp1", "armed", True, True)
+    refusal = _offloaded(net)
+    if low and not refusal:
+        # Upstream rounds the sum after every backward, a joint one rounds once.
+        refusal = f"{unknown}, and a joint backward would add up gradients in {low.pop()} otherwise than upstream"
+    shards = 1 if net.sharding_strategy == ShardingStrategy.NO_SHARD else dist.get_world_size(net.process_group)
+    return Wrapper("fsdp1", "joint", True, True, refusal, shards, unknown)
+
+
+def _offloaded(net: FullyShardedDataParallel) -> str:
+    offloads = net.cpu_offload is not None and net.cpu_offload.offload_params
+    return "FSDP with parameters offloaded to the CPU is not supported yet" if offloads else ""
 
 
 def bare(net: nn.Module) -> nn.Module:
@@ -153,7 +165,7 @@ def casts_inputs(net: nn.Module) -> bool:
 
 @contextmanager
 def unsynchronised(net: nn.Module) -> Iterator[None]:
-    """DDP reads at the forward whether its backward will communicate: a kept graph must not.
+    """DDP reads at the forward whether its backward will communicate: that of a kept graph must not.
 
     Its flag for buffers is left as a forward under no_grad leaves it, so that ranks which keep this call and ranks
     which do not go on alike.
@@ -163,6 +175,27 @@ def unsynchronised(net: nn.Module) -> Iterator[None]:
             yield
     else:
         yield
+
+
+@contextmanager
+def keeping(net: nn.Module, wrapper: Wrapper) -> Iterator[fsdp1.Held | None]:
+    """Around a forward whose graph is held. FSDP1 remembers one forward only; what it left for this one is yielded."""
+    with unsynchronised(net):
+        if wrapper.flush == "armed":
+            with fsdp1.holding(net) as held:
+                yield held
+        else:
+            yield None
+
+
+@contextmanager
+def walking(net: nn.Module, held: fsdp1.Held | None) -> Iterator[None]:
+    """Around the backward of a kept graph."""
+    if held is None:
+        yield
+    else:
+        with fsdp1.walking(net, held):
+            yield
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from leangrpo_core import Lean
+from leangrpo_core.guard import local
 
 WIDTH = 24
 
@@ -182,11 +183,11 @@ def train(lean: Lean | None, net: nn.Module, optimizer: Any, config: Config, hoo
                 if lean is not None and not hooks.no_flush:
                     lean.flush(net, optimizer)
                 named = list(net.named_parameters())
-                result.gradients.append({n: None if p.grad is None else p.grad.detach().clone() for n, p in named})
+                result.gradients.append({n: None if p.grad is None else local(p.grad.detach()).clone() for n, p in named})
                 clip = getattr(net, "clip_grad_norm_", None)
                 clip(config.clip) if clip else nn.utils.clip_grad_norm_(net.parameters(), config.clip)
                 optimizer.step()
                 optimizer.zero_grad()
-                result.weights.append({n: p.detach().clone() for n, p in net.named_parameters()})
+                result.weights.append({n: local(p.detach()).clone() for n, p in net.named_parameters()})
     result.calls = dict(policy.calls)
     return result
