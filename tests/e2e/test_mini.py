@@ -14,6 +14,7 @@ from leangrpo_tools import data, demo
 from leangrpo_tools.apply import apply
 from leangrpo_tools.rehearsal.base import Config
 from leangrpo_tools.rehearsal.rehearse import rehearse
+from leangrpo_tools.rehearsal.scripts.mini import SCRIPT
 from leangrpo_tools.rehearsal.session import Session
 
 TREE = data.data_root() / "patches/mini/tree"
@@ -71,13 +72,14 @@ def test_rehearsal(patched: Path, session: Session, config: Config) -> None:
     report = done.to_json()
     assert report["ok"] and report["control_caught"], report
     samples = config.accumulation * config.rollouts  # those of the first update of each rollout
+    trained = SCRIPT.trained(config)
     native, lean = (report["forwards"][name] for name in ("native", "patched"))
     saved = [before - after for before, after in zip(native["no_grad"], lean["no_grad"], strict=True)]
     # A kept forward runs with gradient in the rollout; the update then runs none. Evaluations, one after each update,
     # keep nothing: there are as many windows as rollouts.
-    assert saved == [samples * config.trained] * config.ranks
-    assert native["grad"] == lean["grad"] == [config.generations * config.trained * config.rollouts] * config.ranks
-    kept = config.accumulation * config.trained
+    assert saved == [samples * trained] * config.ranks
+    assert native["grad"] == lean["grad"] == [config.generations * trained * config.rollouts] * config.ranks
+    kept = config.accumulation * trained
     assert [[window["kept"] for window in rank] for rank in done.windows] == [[kept] * config.rollouts] * config.ranks
 
 

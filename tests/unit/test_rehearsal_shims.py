@@ -142,7 +142,7 @@ def test_injections_choose_variant_and_rank() -> None:
 
 def test_sizes_follow_upstreams_arithmetic() -> None:
     config = base.Config(updates=3, updates_per_rollout=2)
-    assert (config.rollouts, config.accumulation, config.trained) == (2, 2, 3)
+    assert (config.rollouts, config.accumulation, base.Script().trained(config)) == (2, 2, 3)
 
 
 @pytest.mark.parametrize(

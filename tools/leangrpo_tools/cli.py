@@ -126,6 +126,9 @@ def verify_command(
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="With activation checkpointing.")] = False,
     ema: Annotated[bool, typer.Option("--ema", help="With an average of the weights.")] = False,
     budget: Annotated[str, typer.Option(metavar="GB", help="The patched run's LEANGRPO_BUDGET_GB.")] = "unlimited",
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="O=VALUE", help="An option of this script alone; may be repeated.")
+    ] = None,
     json: Json = None,
 ) -> None:
     """Run upstream's own script on CPU, unpatched and patched, and compare every update."""
@@ -147,6 +150,7 @@ def verify_command(
             checkpointing=checkpointing,
             ema=ema,
             budget=budget,
+            options=[(name, value) for name, _, value in (item.partition("=") for item in option or ())],
         )
         out.done(report, show.rehearsed)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.rehearsal.base import Config
 
 if TYPE_CHECKING:
     from leangrpo_tools.rehearsal.report import Report
@@ -63,14 +62,10 @@ def verify(
     Raises LG401 when upstream's script cannot be run here, LG403 for a configuration it does not have.
     """
     _check(schedule, precision, budget)
-    config = Config(
-        ranks=ranks, updates=updates, updates_per_rollout=updates_per_rollout, precision=precision,
-        checkpointing=checkpointing, ema=ema, schedule=schedule, budget_gb=budget, options=tuple(options),
-    )  # fmt: skip
     # torch comes with these; `--help` and usage errors do without.
     from leangrpo_tools.rehearsal import session as sessions
     from leangrpo_tools.rehearsal import trees
-    from leangrpo_tools.rehearsal.rehearse import rehearse
+    from leangrpo_tools.rehearsal.rehearse import find_script, rehearse
 
     with contextlib.ExitStack() as stack:
         shared = session or stack.enter_context(sessions.Session())
@@ -87,6 +82,10 @@ def verify(
         found = trees.export(root, folder, script)
         if found.upstream.lower() != name.lower():
             raise KitError("LG310", f"{root} is patched for {found.upstream}, not {name}", fix="name that upstream")
+        config = find_script(found.rehearsal).configure(
+            ranks=ranks, updates=updates, updates_per_rollout=updates_per_rollout, precision=precision,
+            checkpointing=checkpointing, ema=ema, schedule=schedule, budget_gb=budget, options=tuple(options),
+        )  # fmt: skip
         try:
             report = rehearse(
                 found.rehearsal, found.native, found.patched, config, session=shared, upstream=found.upstream,

@@ -24,8 +24,8 @@ SHARDED = 1e-6
 class Config:
     """What is rehearsed: the size of the run and the variant of the training script.
 
-    `generations` samples of `steps` trajectory steps are drawn per rank and rollout, `fraction` of the first
-    `steps - 1` are trained, in `updates_per_rollout` optimizer updates of equally many samples.
+    `generations` samples of `steps` trajectory steps are drawn per rank and rollout, `fraction` of the steps
+    (`Script.trained`) are trained, in `updates_per_rollout` optimizer updates of equally many samples.
     """
 
     ranks: int = 1
@@ -53,11 +53,6 @@ class Config:
         """Samples per rank that one optimizer update consumes."""
         return self.generations // self.updates_per_rollout
 
-    @property
-    def trained(self) -> int:
-        """Trajectory steps trained per sample, counted as DanceGRPO counts them."""
-        return int((self.steps - 1) * self.fraction)
-
     def option(self, name: str, default: str) -> str:
         """The value of a script's own option."""
         return dict(self.options).get(name, default)
@@ -77,6 +72,8 @@ class Bound:
 
     bitwise: bool
     rel_l2: float
+    weights: float = 1e-5
+    """How far weights may be apart where gradients need not be bitwise equal (AdamW magnifies near zero)."""
 
     def describe(self) -> str:
         """The bound in words, for the report."""
@@ -118,6 +115,11 @@ class Script:
     """As in the recipe and after `--script`."""
     path: str = ""
     """The script's file, relative to the tree's root. The root and the file's folder are put on sys.path."""
+    driver: str = ""
+    """A module of the kit that is run instead, where upstream ships a class and no script. Only the root is then put on
+    sys.path, in front of whatever the environment has installed."""
+    defaults: dict[str, Any] = {}  # noqa: RUF012 (never changed)
+    """Fields of `Config` whose defaults are others for this script."""
     policy: tuple[str, ...] = ()
     """Classes whose calls are counted as policy forwards, `module:Class`; only the outermost call counts."""
     preload: tuple[str, ...] = ("torch",)
@@ -132,6 +134,14 @@ class Script:
     """Whether two native runs on one rank agree bitwise."""
     synchronised: bool = True
     """Whether upstream synchronises gradients between ranks (several ranks are then compared by relative L2)."""
+
+    def configure(self, **chosen: Any) -> Config:
+        """The configuration with this script's own defaults for what was not chosen."""
+        return Config(**(self.defaults | chosen))
+
+    def trained(self, config: Config) -> int:
+        """Trajectory steps trained per sample. The last step has no successor to train on, in most scripts."""
+        return int((config.steps - 1) * config.fraction)
 
     def supports(self, config: Config) -> str | None:
         """A reason why this configuration cannot be rehearsed, or None."""
@@ -160,6 +170,18 @@ class Script:
         if self.deterministic and (config.ranks == 1 or exact):
             return Bound(bitwise=True, rel_l2=0.0)
         return Bound(bitwise=False, rel_l2=SHARDED)
+
+    def regrouped(self, config: Config) -> tuple[Config, str] | None:
+        """A configuration in which upstream trains the same samples in other batches, and that in words; or None.
+
+        Where batches of rollout and update differ, sums are rounded differently. How much that matters, two native runs
+        tell: the bound is then widened to a multiple of their distance.
+        """
+        return None
+
+    def notes(self, config: Config) -> list[str]:
+        """What a reader of the report has to know about this rehearsal, a sentence each."""
+        return []
 
     def not_tested(self, config: Config) -> list[str]:
         """Script-specific things this rehearsal says nothing about, added to the general list."""

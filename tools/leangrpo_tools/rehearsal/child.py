@@ -57,8 +57,8 @@ def _start(job: dict[str, Any], out: Path) -> None:
     os.environ.update(job["env"])
     os.chdir(workdir)
     sys.dont_write_bytecode = True
-    target = tree / script.path
-    sys.path[:0] = [str(target.parent), str(tree)]
+    target, folders = _program(script, tree)
+    sys.path[:0] = folders
     sys.argv = [str(target), *job["argv"]]
 
     from leangrpo_tools.rehearsal import shims, stubs
@@ -84,6 +84,16 @@ def _start(job: dict[str, Any], out: Path) -> None:
             raise
     recorder.finish()
     _leave()
+
+
+def _program(script: Script, tree: Path) -> tuple[Path, list[str]]:
+    """The file that is run, and the folders that come first on sys.path for it."""
+    if not script.driver:
+        target = tree / script.path
+        return target, [str(target.parent), str(tree)]
+    spec = importlib.util.find_spec(script.driver)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin), [str(tree)]
 
 
 def _leave() -> None:

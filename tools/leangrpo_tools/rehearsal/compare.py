@@ -12,9 +12,6 @@ import torch
 
 from leangrpo_tools.rehearsal.base import Bound
 
-WEIGHTS_REL_L2 = 1e-5
-"""How far weights may be apart where gradients need not be bitwise equal (AdamW magnifies near zero)."""
-
 DIFFERS = "differs"
 
 
@@ -68,7 +65,7 @@ class Update:
             return False
         if bound.bitwise:
             return self.grad_bitwise and self.weights_bitwise
-        return self.grad_rel_l2 <= bound.rel_l2 and self.weights_rel_l2 <= WEIGHTS_REL_L2
+        return self.grad_rel_l2 <= bound.rel_l2 and self.weights_rel_l2 <= bound.weights
 
 
 def load(out: Path, ranks: int) -> Run:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.rehearsal import compare
-from leangrpo_tools.rehearsal.base import SHARDED, Bound, Config, Script
+from leangrpo_tools.rehearsal import compare, floor
+from leangrpo_tools.rehearsal.base import Bound, Config, Script
 from leangrpo_tools.rehearsal.report import NOT_TESTED, Counts, Report
 from leangrpo_tools.rehearsal.runs import TIMEOUT_S, Injection, Stage
-from leangrpo_tools.rehearsal.session import Native, Session, native_key
+from leangrpo_tools.rehearsal.session import Native, Session
 
 SCRIPTS = "leangrpo_tools.rehearsal.scripts"
 
@@ -34,17 +34,19 @@ def rehearse(
     `say` is told what happens, for a progress line. Raises LG401 when upstream's own script does not run, LG403 for
     a configuration the script does not have.
     """
-    module = module if "." in module else f"{SCRIPTS}.{module}"
-    script = _load(module, config)
+    module = _full_name(module)
+    script = find_script(module)
+    _check(script, config)
     say("importing torch and diffusers")
     session.server.preload(script.preload)
     stage = Stage(session.server, script, module, config, session.folder(), inject, timeout_s)
-    before = _native(stage, native, session, say)
+    before = floor.native_runs(stage, native, session, say)
 
+    bound, notes = floor.bound(stage, before, native, say)
     say("patched run")
-    bound, notes = _bound(script, config, before)
     if not bound.bitwise:
         notes.append("each update of the patched run starts from native's weights, so that rounding does not add up")
+    notes += script.notes(config)
     if config.schedule != "recompute":
         notes.append("the patched run's seconds include measuring the bytes of every kept graph")
     exits = stage.run("patched", patched, config.updates, None if bound.bitwise else before.out)
@@ -65,14 +67,23 @@ def rehearse(
     return report
 
 
-def _load(module: str, config: Config) -> Script:
+def find_script(module: str) -> Script:
+    """The rehearsal that a recipe names. Raises LG403 if there is none."""
+    module = _full_name(module)
     try:
-        script: Script = importlib.import_module(module).SCRIPT
+        return importlib.import_module(module).SCRIPT
     except ModuleNotFoundError as error:
         if error.name != module:
             raise
         raise KitError("LG403", f"there is no rehearsal {module.rpartition('.')[2]!r}",
                        cause="the recipe names one that the kit lacks", fix="leangrpo list") from error  # fmt: skip
+
+
+def _full_name(module: str) -> str:
+    return module if "." in module else f"{SCRIPTS}.{module}"
+
+
+def _check(script: Script, config: Config) -> None:
     reason = script.supports(config)
     unknown = [name for name, _ in config.options if name not in script.options]
     if unknown:
@@ -80,33 +91,6 @@ def _load(module: str, config: Config) -> Script:
     if reason:
         raise KitError("LG403", f"{script.name}: {reason}", cause="this script cannot be rehearsed like that",
                        fix="verify-patch --help")  # fmt: skip
-    return script
-
-
-def _native(stage: Stage, tree: Path, session: Session, say: Callable[[str], None]) -> Native:
-    key = native_key(stage.module, tree, stage.config)
-    known = session.native.get(key)
-    # Injections into native runs are rare, and their results belong to nobody else.
-    private = any(not {"native", "native-again"}.isdisjoint(item.variants) for item in stage.injections)
-    if known is not None and not private:
-        stage.assets = known.assets
-        return known
-    say("tiny checkpoints and data")
-    stage.prepare()
-    runs = []
-    for variant in ("native", "native-again"):
-        say(f"{variant.replace('-', ' ')} run")
-        stage.require(variant, stage.run(variant, tree, stage.config.updates))
-        runs.append(compare.load(stage.out(variant), stage.config.ranks))
-    assert stage.assets is not None
-    native = Native(stage.assets, stage.out("native"), *runs)
-    if len(native.first.updates) < stage.config.updates:
-        raise KitError("LG401", f"could not rehearse: upstream's script made {len(native.first.updates)} updates, not "
-                       f"{stage.config.updates}", cause="the rehearsal's command line does not fit this version",
-                       fix="run fewer --updates")  # fmt: skip
-    if not private:
-        session.native[key] = native
-    return native
 
 
 def _report(stage: Stage, upstream: str, before: Native, after: compare.Run, bound: Bound) -> Report:
@@ -139,22 +123,6 @@ def _report(stage: Stage, upstream: str, before: Native, after: compare.Run, bou
     )
 
 
-def _bound(script: Script, config: Config, native: Native) -> tuple[Bound, list[str]]:
-    bound = script.bound(config)
-    reduces = native.first.summaries[0]["collectives"].get("reduce_scatter", 0) > 0
-    if reduces and not script.synchronised and config.schedule != "recompute":
-        # A fork that wraps a network which upstream leaves alone.
-        note = "the network is sharded here, which it is not upstream: the bound is that of sharded scripts"
-        return Bound(bitwise=False, rel_l2=SHARDED), [note]
-    floor = compare.compare(native.first, native.again)
-    exact = all(update.grad_bitwise and update.weights_bitwise for update in floor)
-    if not bound.bitwise or exact:
-        return bound, []
-    widest = max(update.grad_rel_l2 for update in floor)
-    note = "two native runs differ here, so the bound is twice their distance instead of bitwise"
-    return Bound(bitwise=False, rel_l2=max(1e-6, 2 * widest)), [note]
-
-
 def _counts(run: compare.Run) -> Counts:
     return Counts(*([int(summary[kind]) for summary in run.summaries] for kind in ("grad", "no_grad")))
 
@@ -168,6 +136,7 @@ def _tested(script: Script, config: Config) -> list[str]:
         f"gradient checkpointing {'on' if config.checkpointing else 'off'}, "
         f"EMA {'on (its own weights are not compared)' if config.ema else 'off'}",
         f"schedule {config.schedule}, budget {config.budget_gb}",
+        *([", ".join(f"{name} {value}" for name, value in config.options)] if config.options else []),
         "gradients before clipping, weights after each step, rewards, on every rank",
     ]
     return details

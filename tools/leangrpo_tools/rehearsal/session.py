@@ -22,6 +22,8 @@ class Native:
     """Where the first run's ranks recorded."""
     first: Run
     again: Run
+    regrouped: Run | None = None
+    """The same samples in other batches, where the script's bound needs it."""
 
 
 class Session:

@@ -72,7 +72,7 @@ class DanceGRPO(Script):
         """The first sample's advantage: the script clamps it symmetrically right before the loss."""
         import torch
 
-        clamp, left = torch.clamp, context.config.trained
+        clamp, left = torch.clamp, self.trained(context.config)
 
         def flipping(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal left
@@ -137,14 +137,3 @@ def write_prompts(
             row[key] = f"{index}.pt"
         rows.append(row)
     (data / "videos2caption.json").write_text(json.dumps(rows))
-
-
-def save(model: Any, path: Path, scale: float = 0.08) -> None:
-    """Saves a tiny model with every parameter random: fresh models start with zeros that hide gradients."""
-    import torch
-
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            offset = 1.0 if "norm" in name and name.endswith("weight") else 0.0
-            parameter.normal_(offset, scale)
-    model.save_pretrained(path)

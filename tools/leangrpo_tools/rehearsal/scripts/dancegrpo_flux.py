@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from leangrpo_tools.rehearsal.base import Config, Launch
-from leangrpo_tools.rehearsal.scripts.dancegrpo import PRELOAD, TEXT_DIM, TEXT_TOKENS, DanceGRPO, save, write_prompts
+from leangrpo_tools.rehearsal.scripts.dancegrpo import PRELOAD, TEXT_DIM, TEXT_TOKENS, DanceGRPO, write_prompts
+from leangrpo_tools.rehearsal.scripts.tiny import save
 
 
 class Flux(DanceGRPO):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from leangrpo_tools.rehearsal.base import Config, Context, Launch
 from leangrpo_tools.rehearsal.scripts.dancegrpo_flux import Flux
+from leangrpo_tools.rehearsal.scripts.tiny import random_adapters
 
 
 class FluxLora(Flux):
@@ -28,29 +28,11 @@ class FluxLora(Flux):
     def install(self, context: Context) -> None:
         """The reward, and adapters without zeros."""
         super().install(context)
-        _random_adapters()
+        random_adapters()
 
     def not_tested(self, config: Config) -> list[str]:
         """Where training resumes from an adapter's checkpoint, the adapter's weights are read from a file."""
         return [*super().not_tested(config), "--resume_from_lora_checkpoint, and the first update from B = 0"]
-
-
-def _random_adapters() -> None:
-    """B starts at zero, which makes the gradient of A zero: nothing would be compared there in the first update."""
-    import torch
-    from diffusers.loaders.peft import PeftAdapterMixin
-
-    original: Any = PeftAdapterMixin.add_adapter
-
-    def add_adapter(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        generator = torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if "lora_B" in name:
-                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.08)
-
-    PeftAdapterMixin.add_adapter = add_adapter  # type: ignore[method-assign]
 
 
 SCRIPT = FluxLora()

@@ -7,7 +7,8 @@ from typing import Any
 
 from leangrpo_tools.rehearsal import stubs
 from leangrpo_tools.rehearsal.base import Config, Context, Launch
-from leangrpo_tools.rehearsal.scripts.dancegrpo import PRELOAD, TEXT_DIM, TEXT_TOKENS, DanceGRPO, save, write_prompts
+from leangrpo_tools.rehearsal.scripts.dancegrpo import PRELOAD, TEXT_DIM, TEXT_TOKENS, DanceGRPO, write_prompts
+from leangrpo_tools.rehearsal.scripts.tiny import save
 
 
 class Wan(DanceGRPO):

@@ -1,0 +1,43 @@
+"""Tiny networks in which no gradient hides behind zeros."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def randomise(model: Any, scale: float = 0.08) -> None:
+    """Draws every parameter: fresh models start with zeros that hide gradients."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            offset = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+            parameter.normal_(offset, scale)
+
+
+def save(model: Any, path: Path, scale: float = 0.08) -> None:
+    """Saves a model with every parameter random."""
+    randomise(model, scale)
+    model.save_pretrained(path)
+
+
+def random_adapters(scale: float = 0.08) -> None:
+    """B starts at zero, which makes the gradient of A zero: nothing would be compared there in the first update.
+
+    Wraps diffusers' `add_adapter`, so that every B is drawn, the same on each rank and in each run.
+    """
+    import torch
+    from diffusers.loaders.peft import PeftAdapterMixin
+
+    original: Any = PeftAdapterMixin.add_adapter
+
+    def add_adapter(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if "lora_B" in name:
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+
+    PeftAdapterMixin.add_adapter = add_adapter  # type: ignore[method-assign]
