@@ -1,0 +1,151 @@
+"""TRL's DDPOTrainer, patched against unpatched. Each rehearsal covers several of its options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from leangrpo_tools import fetch, lock
+from leangrpo_tools.apply import apply
+from leangrpo_tools.errors import KitError
+from leangrpo_tools.rehearsal import trees, verify
+from leangrpo_tools.rehearsal.rehearse import find_script, rehearse
+from leangrpo_tools.rehearsal.report import Report
+from leangrpo_tools.rehearsal.runs import Injection
+from leangrpo_tools.rehearsal.session import Session
+
+pytestmark = [pytest.mark.upstream, pytest.mark.slow]
+SCRIPT = find_script("trl_ddpo")
+
+
+class Bench:
+    """A patched checkout and the fork server all tests share."""
+
+    def __init__(self, folder: Path, session: Session) -> None:
+        self.session = session
+        self.root = folder / "checkout"
+        apply("trl-ddpo", self.root)
+        self.trees = trees.export(self.root, folder / "ddpo", "ddpo")
+
+    def rehearse(self, *inject: Injection, options: dict[str, Any] | None = None, **config: Any) -> Report:
+        """One rehearsal; native runs of the same size are shared between the tests."""
+        named = tuple((name, str(value)) for name, value in (options or {}).items())
+        return rehearse(
+            self.trees.rehearsal, self.trees.native, self.trees.patched, SCRIPT.configure(options=named, **config),
+            session=self.session, inject=inject, timeout_s=60,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    entry = lock.load().upstreams["trl-ddpo"]
+    assert not isinstance(entry, lock.EmbeddedEntry)
+    if not fetch.cached("trl-ddpo", entry):
+        pytest.skip("TRL is not in the cache; run once: apply-patch trl-ddpo /tmp/trl [--source URL|PATH]")
+    folder = tmp_path_factory.mktemp("bench")
+    # An installed trl must never be what is rehearsed.
+    (folder / "installed/trl").mkdir(parents=True)
+    (folder / "installed/trl/__init__.py").write_text("raise RuntimeError('this is the installed trl')\n")
+    with pytest.MonkeyPatch.context() as patch, Session(folder / "runs") as session:
+        patch.syspath_prepend(folder / "installed")
+        yield Bench(folder, session)
+
+
+def assert_ok(report: Report) -> None:
+    assert report.ok, report.render()
+
+
+def counts(report: Report, variant: str) -> list[tuple[int, int]]:
+    """Policy forwards per rank, without grad and with."""
+    found = report.forwards[variant]
+    return list(zip(found.no_grad, found.grad, strict=True))
+
+
+def replayed(report: Report) -> list[list[tuple[int, int]]]:
+    """Per rank and window, rows that were replayed and rows that were recomputed."""
+    return [[(window["replayed"], window["recomputed"]) for window in windows] for windows in report.windows]
+
+
+def gradients(bench: Bench, variant: str) -> list[dict[str, torch.Tensor]]:
+    """Per rank, the first update's gradients in the last rehearsal that ran this variant."""
+    folders = sorted(bench.session.root.glob(f"*/out/{variant}"), key=lambda path: path.stat().st_mtime)
+    return [torch.load(folders[-1] / f"rank{rank}/update0.pt", weights_only=True)["grads"] for rank in (0, 1)]
+
+
+def test_lora_with_prompt_statistics(bench: Bench) -> None:
+    report = bench.rehearse(updates=2, options={"prompt_stats": 1})
+    assert_ok(report)
+    assert report.floor_bitwise and report.bound.rel_l2 == 1e-5
+    assert counts(report, "native") == [(24, 24)]  # 2 rollouts, 2 batches, 6 steps
+    assert counts(report, "patched") == [(0, 24)]
+    assert replayed(report) == [[(48, 0)] * 2]
+
+
+def test_full_weights_in_two_inner_epochs_of_two_updates(bench: Bench) -> None:
+    """The first of four updates is replayed; the second inner epoch, here half of it, has permutations of its own."""
+    chosen: dict[str, Any] = {
+        "updates": 3, "updates_per_rollout": 4, "options": {"lora": 0, "inner_epochs": 2, "train_batch": 2},
+    }  # fmt: skip
+    report = bench.rehearse(**chosen)
+    assert_ok(report)
+    assert replayed(report) == [[(24, 0)]]
+    assert "in batches of 2 and of 4" in report.render()
+    off = bench.rehearse(schedule="recompute", **chosen)
+    assert_ok(off)
+    assert off.bound.bitwise and off.forwards["patched"] == off.forwards["native"]
+
+
+def test_half_of_the_steps_in_bf16(bench: Bench) -> None:
+    report = bench.rehearse(updates=1, fraction=0.5, precision="bf16", checkpointing=True)
+    assert_ok(report)
+    assert counts(report, "native") == [(12, 6)]
+    assert replayed(report) == [[(24, 0)]]
+    assert report.updates[0].grad_rel_l2 > 1e-5 and "its own ratio is not 1" in report.render()
+
+
+def test_two_ranks_train_their_own_copies_unless_told_otherwise(bench: Bench) -> None:
+    report = bench.rehearse(ranks=2, updates=1)
+    assert_ok(report)
+    assert counts(report, "native") == [(12, 12)] * 2
+    assert counts(report, "patched") == [(0, 12)] * 2
+    assert report.collectives["native"] == report.collectives["patched"]
+    first, second = gradients(bench, "native")
+    assert not any(torch.equal(grad, second[name]) for name, grad in first.items())
+
+    bench.rehearse(Injection(f"{__file__}:average_late", variants=("patched", "control")), ranks=2, updates=1)
+    late, other = gradients(bench, "patched")
+    assert all(torch.equal(grad, other[name]) for name, grad in late.items())
+    mean = torch.cat([(first[name] + second[name]).flatten() / 2 for name in late])
+    assert (torch.cat([grad.flatten() for grad in late.values()]) - mean).norm() <= 1e-5 * mean.norm()
+
+
+def average_late(context: Any) -> None:
+    """Runs the patched tree with LEANGRPO_SYNC=late."""
+    os.environ["LEANGRPO_SYNC"] = "late"
+
+
+def test_without_guidance_in_the_update_nothing_is_replayed(bench: Bench) -> None:
+    report = bench.rehearse(updates=1, options={"train_cfg": 0})
+    assert all(update.grad_bitwise and update.weights_bitwise for update in report.updates)
+    assert replayed(report) == [[(0, 48)]]
+    assert len(report.problems) == 1 and "replayed nothing: inputs differ" in report.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((("train_batch", "3"),), "train_batch 3 has to divide sample_batch 4"),
+        ((("inner_epochs", "2"),), "1 updates per rollout do not divide"),
+        ((("sample_batch", "none"),), "whole numbers"),
+        ((("sample", "4"),), "unknown option sample"),
+    ],
+)
+def test_sizes_that_do_not_fit(bench: Bench, options: tuple[tuple[str, str], ...], words: str) -> None:
+    with pytest.raises(KitError) as caught:
+        verify("trl-ddpo", script="ddpo", tree=bench.root, options=options, session=bench.session)
+    assert caught.value.code == "LG403" and words in caught.value.what
