@@ -9,8 +9,11 @@ import sys
 import time
 import venv
 import zipfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import toywheel
@@ -22,6 +25,7 @@ from leangrpo_tools.apply import apply
 from leangrpo_tools.check import check
 from leangrpo_tools.diff import diff
 from leangrpo_tools.errors import KitError
+from leangrpo_tools.rehearsal import trees
 from leangrpo_tools.revert import revert
 from leangrpo_tools.status import listing, status
 
@@ -222,6 +226,48 @@ def site(kit, toy: Path) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("1\n")
     return root
+
+
+@contextmanager
+def opened() -> Iterator[list[str]]:
+    """The files and folders that are opened meanwhile."""
+    paths: list[str] = []
+    on = True
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if on and event in ("open", "os.scandir", "os.listdir"):
+            paths.append(str(args[0]))
+
+    sys.addaudithook(hook)
+    try:
+        yield paths
+    finally:
+        on = False
+
+
+def test_installed_packages(site: Path) -> None:
+    """``--tree SITE_PACKAGES``: patched in place, other packages neither read nor changed."""
+    before = snapshot(site)
+    with opened() as looked_at:
+        result = apply("toy", tree=site, strict_pin=True)
+        assert result.changed and not result.notices and check(site).exit_code == 0
+        assert not apply("toy", tree=site).changed
+        exported = trees.export(site, site.parent / "copies", "train")
+    assert str(site / "toy_trainer") in looked_at
+    assert not [path for path in looked_at if path.startswith(str(site / "other"))]
+    for copy in (exported.native, exported.patched):
+        assert {path.name for path in copy.iterdir()} <= {"toy_trainer", "toy_trainer-1.2.dist-info", ".leangrpo"}
+    assert (exported.native / "toy_trainer/train.py").read_text() == toywheel.TRAIN
+    now = snapshot(site)
+    assert [name for name, item in before.items() if now[name] != item] == ["toy_trainer/train.py"]
+    with opened() as looked_at:
+        revert(site)
+    assert not [path for path in looked_at if path.startswith(str(site / "other"))]
+    assert contents(site) == {name: item[:2] for name, item in before.items()}
+    shutil.copytree(exported.patched / "toy_trainer/_leangrpo", site / "toy_trainer/_leangrpo")
+    with opened() as looked_at:
+        assert "is there, but .leangrpo is not" in check(site).problems[0]
+    assert str(site / "other") not in looked_at
 
 
 def test_another_version_is_installed(site: Path) -> None:

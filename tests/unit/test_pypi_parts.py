@@ -95,10 +95,13 @@ def test_what_pip_says(said: str, code: str) -> None:
 
 
 def test_what_is_installed(tmp_path: Path) -> None:
-    assert wheel.installed_version(tmp_path, ENTRY) is None
+    assert wheel.installed_version(tmp_path, ENTRY) is None and wheel.top_names(tmp_path, ENTRY) is None
     (tmp_path / "toy_trainer_more-9.dist-info").mkdir()
     (tmp_path / "Toy.Trainer-1.3.post1.dist-info").mkdir()
-    assert wheel.installed_version(tmp_path, ENTRY) == "1.3.post1"
+    assert wheel.installed_version(tmp_path, ENTRY) == "1.3.post1" and wheel.top_names(tmp_path, ENTRY) is None
+    record = 'toy/a.py,sha256=x,1\n"toy/b,c.py",,\n../../bin/toy,,\none.py,,\n/abs/x,,\n'
+    (tmp_path / "Toy.Trainer-1.3.post1.dist-info/RECORD").write_text(record)
+    assert wheel.top_names(tmp_path, ENTRY) == {"toy", "one.py"}
 
 
 GOOD = """\

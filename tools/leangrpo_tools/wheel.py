@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 import stat
@@ -78,6 +79,17 @@ def installed_version(root: Path, entry: PypiEntry) -> str | None:
     """The version of the project that a folder of packages, or an unpacked wheel, holds; None if it does not say."""
     info = _info(root, entry)
     return info.name.removesuffix(".dist-info").split("-")[1] if info else None
+
+
+def top_names(root: Path, entry: PypiEntry) -> set[str] | None:
+    """The first parts of the names of the project's files below ``root``; None if its list of them is not there."""
+    info = _info(root, entry)
+    try:
+        text = (info / "RECORD").read_text(encoding="utf-8") if info else ""
+    except (OSError, UnicodeDecodeError):
+        return None
+    names = (row[0] for row in csv.reader(text.splitlines()) if row)
+    return {name.split("/")[0] for name in names if not name.startswith(("/", ".."))} or None
 
 
 def _info(root: Path, entry: PypiEntry) -> Path | None:
