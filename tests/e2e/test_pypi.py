@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import subprocess
 import sys
 import time
 import venv
@@ -30,7 +31,8 @@ from leangrpo_tools.revert import revert
 from leangrpo_tools.status import listing, status
 
 COMMIT = "35d64ec27a2347e76c5156077a0d6849b7f99f12"
-"""Of the unpacked wheel; the tree is the one that plain git makes of the same files."""
+TRL = "5e615c66457cafd5ef1105cd107c309e060d68b7"
+"""Of the unpacked wheels; the tree is the one that plain git makes of the same files."""
 
 
 @pytest.fixture
@@ -282,3 +284,23 @@ def test_another_version_is_installed(site: Path) -> None:
     shutil.rmtree(site / "Toy_Trainer-1.4.dist-info")
     (notice,) = apply("toy", tree=site).notices
     assert "no known version of Toy.Trainer" in notice
+
+
+@pytest.mark.upstream
+def test_the_real_wheel(tmp_path: Path) -> None:
+    """TRL from the registry, or the cache: every byte of the wheel, at the same commit on every machine."""
+    name = "trl-ddpo"
+    entry = lock.load().upstreams[name]
+    assert isinstance(entry, lock.PypiEntry)
+    try:
+        fetch.checkout(name, entry, tmp_path / "d")
+    except KitError as err:
+        if err.code in ("LG104", "LG115"):
+            pytest.skip(str(err))
+        raise
+    with zipfile.ZipFile(data.cache_dir() / "wheels" / entry.filename) as found:
+        expected = {item.filename: (found.read(item), 0o644) for item in found.infolist()}
+    assert unpatched(tmp_path / "d") == expected and len(expected) == 148
+    assert git(tmp_path / "d", "rev-parse", "HEAD") == TRL
+    assert git(tmp_path / "d", "status", "--porcelain") == ""
+    subprocess.run(["git", "-C", str(tmp_path / "d"), "fsck", "--strict"], check=True, capture_output=True)
