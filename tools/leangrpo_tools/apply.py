@@ -10,14 +10,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from leangrpo_tools import __version__, fetch, journal, lock, patchplan, snapshot, vendor
+from leangrpo_tools import __version__, fetch, journal, lock, patchplan, pin, snapshot, vendor
 from leangrpo_tools import bundle as bundles
 from leangrpo_tools import recipe as recipes
 from leangrpo_tools import state as states
 from leangrpo_tools.choices import Choices, adapt, parse
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.gitcmd import BASE_REF
-from leangrpo_tools.lock import GitEntry
 from leangrpo_tools.patchplan import Plan
 from leangrpo_tools.recipe import Recipe
 from leangrpo_tools.reconcile import reconcile, settle, standings
@@ -95,7 +94,7 @@ def apply(
         script_as: ``SCRIPT=FILE`` for scripts that have another name in this tree; chooses the script, too.
         anchors: ``EDIT=LINE,...``: which places are meant where more match than the recipe expects.
         allow_partial: patch the scripts that can be patched, and say why the others cannot.
-        strict_pin: raise LG312 unless the tree is at the pinned commit.
+        strict_pin: raise LG312 unless the tree is at the pinned commit, or has the pinned version.
         dry_run: write nothing (except to the cache) and fill ``diff``.
         bundle: a file made by ``leangrpo bundle``, to take the upstream from instead of the network.
         vendored: copy the runtime into the tree, or import an installed one; by default as it is, or a copy.
@@ -167,7 +166,8 @@ def _patch_alone(tree: Tree, recipe: Recipe, wish: Wish, entry: lock.Entry) -> A
             f"{tree.root} is patched for {state.upstream}",
             fix=f"revert-patch {tree.root}, or choose another folder",
         )
-    _check_pin(tree, entry, state, wish, result)
+    moved = pin.compare(tree, entry, state, strict=wish.strict_pin)
+    result.notices += [moved] if moved else []
     recipe, choices = adapt(recipe, wish.choices, state)
     if not (wish.vendored if wish.vendored is not None else state is None or state.vendored):
         recipe = recipe.without_vendor()
@@ -232,24 +232,6 @@ def _command(tree: Tree, recipe: Recipe, wish: Wish) -> str:
     ):
         words += [word for value in values for word in (option, value) if word]
     return shlex.join(words)
-
-
-def _check_pin(tree: Tree, entry: lock.Entry, state: State | None, wish: Wish, result: ApplyResult) -> None:
-    """Compare the tree's commit with the pin. Raises LG312 if they differ and the pin is strict."""
-    commit = state.commit if state and result.commit == state.patch else result.commit
-    pinned = entry.commit if isinstance(entry, GitEntry) else tree.made_at()
-    if commit == pinned and pinned is not None:
-        return
-    if wish.strict_pin:
-        raise KitError(
-            "LG312",
-            f"HEAD is {commit or 'unknown'}, the pin is {pinned or 'not a commit'}",
-            cause="--strict-pin takes no other commit" if tree.is_repo else f"{tree.root} is no git repository",
-            fix="leave --strict-pin out" + (f", or: git -C {tree.root} checkout {pinned}" if tree.is_repo else ""),
-        )
-    if state is None and pinned is not None:
-        where = f"HEAD is {commit}" if commit else "the commit of this tree is not known"
-        result.notices.append(f"{where}, the pin is {pinned}: patched by its anchors, all of them match")
 
 
 def _is_current(tree: Tree, recipe: Recipe, choices: Choices, state: State) -> bool:

@@ -17,13 +17,14 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from leangrpo_tools import __version__, data, fetch, lock
+from leangrpo_tools import __version__, data, fetch, lock, registry
 from leangrpo_tools.disk import guard_disk
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.lock import Entry, GitEntry
+from leangrpo_tools.lock import EmbeddedEntry, Entry, GitEntry, PypiEntry
 
 MANIFEST = "bundle.json"
-PACK = "upstream.pack"
+PACK, WHEEL = HELD = "upstream.pack", "upstream.whl"
+"""Where the upstream's files are: of one in git, and of one of a package registry."""
 KIT = "kit/"
 MAIN = """\
 import atexit, pathlib, shutil, sys, tempfile, zipfile
@@ -74,6 +75,8 @@ def make(name: str, output: Path, source: str | None = None) -> BundleResult:
     members["__main__.py"] = MAIN.encode()
     if isinstance(entry, GitEntry):
         members[PACK] = fetch.pack(upstream, entry, source)
+    elif isinstance(entry, PypiEntry):
+        members[WHEEL] = registry.get(upstream, entry, source)
     manifest = Manifest(
         format=1,
         kit=__version__,
@@ -88,7 +91,7 @@ def make(name: str, output: Path, source: str | None = None) -> BundleResult:
         try:
             with zipfile.ZipFile(temp, "w", zipfile.ZIP_DEFLATED) as out:
                 for path, content in {MANIFEST: text.encode(), **members}.items():
-                    method = zipfile.ZIP_STORED if path == PACK else zipfile.ZIP_DEFLATED  # packs are compressed
+                    method = zipfile.ZIP_STORED if path in HELD else zipfile.ZIP_DEFLATED  # they are compressed
                     out.writestr(zipfile.ZipInfo(path), content, method)
             temp.replace(output)
         finally:
@@ -113,20 +116,25 @@ def use(file: Path, upstream: str, entry: Entry) -> None:
                     fix=f"leangrpo bundle {upstream} --output FILE, with this kit; or, with the bundle's own kit: "
                     f"python {file} apply {manifest.upstream} --bundle {file}",
                 )
-            pack = None
+            member = PACK if isinstance(entry, GitEntry) else WHEEL
+            held = None
             for name, expected in manifest.files.items():
                 content = found.read(name)
                 if hashlib.sha256(content).hexdigest() != expected:
                     raise _damaged(file, f"{name} has another hash than bundle.json says")
-                pack = content if name == PACK else pack
+                held = content if name == member else held
     except OSError as err:
         raise KitError("LG113", f"{file} cannot be read: {err.strerror or err}", fix=f"ls -l {file}") from err
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, NotImplementedError, RuntimeError, ValueError) as err:
         raise _damaged(file, str(err).strip("\"'")) from err
-    if isinstance(entry, GitEntry) and not fetch.cached(upstream, entry):
-        if pack is None:
-            raise _damaged(file, f"it holds no {PACK}")
-        fetch.fill_cache_from_pack(upstream, entry, pack, str(file))
+    if isinstance(entry, EmbeddedEntry) or fetch.cached(upstream, entry):
+        return
+    if held is None:
+        raise _damaged(file, f"it holds no {member}")
+    if isinstance(entry, GitEntry):
+        fetch.fill_cache_from_pack(upstream, entry, held, str(file))
+    else:
+        registry.put(entry, held, str(file))
 
 
 def kit_hash() -> str:
@@ -162,8 +170,7 @@ def _misfit(manifest: Manifest, upstream: str, entry: Entry) -> str:
     if manifest.upstream != upstream:
         return f"it holds {manifest.upstream}, not {upstream}"
     if manifest.entry != entry:
-        here, there = (item.commit if isinstance(item, GitEntry) else item.sha256 for item in (entry, manifest.entry))
-        return f"it holds {upstream} at {there}, upstreams.lock says {here}"
+        return f"it holds {upstream} at {manifest.entry.pin}, upstreams.lock says {entry.pin}"
     if manifest.contents != kit_hash():
         return f"its kit ({manifest.kit}) differs from this one ({__version__})"
     return ""

@@ -73,7 +73,7 @@ def check(dest: Path) -> CheckResult:
 
 
 def _unknown(tree: Tree) -> str:
-    marks = [path for path in tree.root.glob(f"*/*/{vendor.MARKER}") if path.parent.name == "_leangrpo"]
+    marks = list(tree.root.glob(f"*/_leangrpo/{vendor.MARKER}"))
     if not marks:
         return "not patched"
     where = marks[0].parent.relative_to(tree.root)

@@ -11,7 +11,12 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The upstream, in any 
 Target = Annotated[
     str, typer.Argument(metavar="NAME|DEST", help="A patched folder, or the upstream it is named after.")
 ]
-Source = Annotated[str | None, typer.Option(metavar="URL|PATH", help="Fetch from here instead of upstream's address.")]
+Source = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL|PATH", help="Fetch from here instead: a repository; for a wheel the file, its folder or an index."
+    ),
+]
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is stdout.")]
 
 SETTINGS: dict[str, Any] = {"context_settings": {"help_option_names": ["-h", "--help"]}}
@@ -33,7 +38,9 @@ def apply_command(
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="Patch the scripts that can be; exit 1 if one cannot.")
     ] = False,
-    strict_pin: Annotated[bool, typer.Option("--strict-pin", help="Take no other commit than the pin.")] = False,
+    strict_pin: Annotated[
+        bool, typer.Option("--strict-pin", help="Take no other commit or version than the pin.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the diff, write nothing.")] = False,
     bundle: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Take the upstream from a file of `leangrpo bundle`.")

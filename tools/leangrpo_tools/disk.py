@@ -1,8 +1,9 @@
-"""Folders of the kit's own: written with clear errors, removed whole."""
+"""Folders of the kit's own: written with clear errors, built beside their place, removed whole."""
 
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import shutil
 import stat
@@ -59,3 +60,25 @@ def remove_tree(folder: Path) -> None:
             if not os.path.islink(item):
                 os.chmod(item, os.stat(item).st_mode | stat.S_IWUSR)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def part(dest: Path) -> Path:
+    """An empty folder beside ``dest`` to build it in; what killed runs left there is removed."""
+    for left in dest.parent.glob(f".{glob.escape(dest.name)}.*.part"):
+        pid = left.name.split(".")[-2]
+        if not pid.isdigit() or not _runs(int(pid)):
+            remove_tree(left)
+    temp = dest.parent / f".{dest.name}.{os.getpid()}.part"
+    remove_tree(temp)
+    temp.mkdir()
+    return temp
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return pid != os.getpid()

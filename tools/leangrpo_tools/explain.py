@@ -22,16 +22,20 @@ EXPLAINED: dict[str, tuple[str, str]] = {
     ),
     "LG104": (
         "The upstream is not in the cache and its address cannot be reached: no network, a proxy, or a typing error.",
-        "Run once where there is network (the cache can be copied: LEANGRPO_CACHE), or give a local clone: --source.",
+        "Run once where there is network (the cache can be copied: LEANGRPO_CACHE), or give a local clone, or for an "
+        "upstream of a package registry the wheel: --source.",
     ),
     "LG105": (
-        "The --source is not a git repository, or may not be read.",
-        "git ls-remote SOURCE must work. A path must lead to a clone or a bare repository.",
+        "The --source is neither a git repository nor, for an upstream of a package registry, a wheel, a folder that "
+        "holds it or an index; or it may not be read.",
+        "git ls-remote SOURCE must work. A path must lead to a clone or a bare repository, or to the wheel. "
+        "leangrpo list shows where an upstream comes from.",
     ),
     "LG106": ("The disk or a quota is full.", "Free some space and run the same command again: it repairs itself."),
     "LG107": (
-        "The source is a fork or an old mirror that does not have the pinned commit.",
-        "Bring the mirror up to date, or use the original repository.",
+        "The source is a fork or an old mirror that does not have the pinned commit, or a package index or a folder "
+        "without the pinned wheel.",
+        "Bring the mirror up to date, or use the original repository or registry.",
     ),
     "LG108": (
         "What was fetched, or what is embedded in the kit, is not what the lock file says.",
@@ -54,6 +58,17 @@ EXPLAINED: dict[str, tuple[str, str]] = {
     "LG114": (
         "The bundle holds another upstream or commit than asked for, or was made by another version of the kit.",
         "Make one with this kit, or run the kit that is in it: python FILE apply NAME --bundle FILE.",
+    ),
+    "LG115": (
+        "An upstream of a package registry is downloaded with pip, and the Python that runs the kit has none (uv makes "
+        "environments without it).",
+        "python -m ensurepip, or uv pip install pip. Without pip: download the wheel by any other means and give it: "
+        "--source WHEEL.",
+    ),
+    "LG116": (
+        "The wheel is the pinned one, but holds what could be written outside the checkout, or not the same way on "
+        "every machine: a path that leaves it, a symbolic link, a name given twice.",
+        "Nothing was written. The pin in upstreams.lock must be another wheel.",
     ),
     "LG120": ("A typing error, or a code of a newer version of the kit.", "Codes look like LG201."),
     "LG201": (
@@ -129,8 +144,10 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "revert-patch first to patch the script in another file.",
     ),
     "LG312": (
-        "--strict-pin was given and the tree is at another commit than the pin (or is no git repository).",
-        "Check the pinned commit out, or leave --strict-pin out: then the patch goes by its anchors.",
+        "--strict-pin was given and the tree is at another commit than the pin, is no git repository or, for an "
+        "upstream of a package registry, has another version of the project.",
+        "Check the pinned commit out, or install the pinned version, or leave --strict-pin out: then the patch goes by "
+        "its anchors.",
     ),
     "LG401": (
         "Upstream's own script does not run on this machine: a missing package, or a changed script.",

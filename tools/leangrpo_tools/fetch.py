@@ -1,28 +1,29 @@
 """Bring a pinned upstream onto this machine: into the cache once, and from there into checkouts.
 
-The cache holds one bare repository per upstream with the pinned commit, its trees and every file a checkout needs, so
-that later runs need neither network nor ``--source``.
+The cache holds, for an upstream in git, one bare repository with the pinned commit, its trees and every file a checkout
+needs, and for one of a package registry the wheel (:mod:`leangrpo_tools.registry`), so that later runs need neither
+network nor ``--source``.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from pathlib import Path
 
-from leangrpo_tools import data
-from leangrpo_tools.disk import exclusive, guard_disk, remove_tree
+from leangrpo_tools import data, registry, snapshot, wheel
+from leangrpo_tools.disk import exclusive, guard_disk, part, remove_tree
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.gitcmd import BASE_REF, WHO, Git, GitFailed
-from leangrpo_tools.lock import EmbeddedEntry, GitEntry, content_hash, files_of
+from leangrpo_tools.gitcmd import BASE_REF, Git, GitFailed
+from leangrpo_tools.lock import EmbeddedEntry, Entry, GitEntry, PypiEntry, content_hash, files_of
 from leangrpo_tools.progress import Progress
 from leangrpo_tools.sources import failure, is_local, usable
+from leangrpo_tools.tree import Content
 
 UPLOAD_PACK = "git -c uploadpack.allowFilter=true -c uploadpack.allowAnySHA1InWant=true upload-pack"
 
 
-def checkout(name: str, entry: GitEntry | EmbeddedEntry, dest: Path, source: str | None = None) -> None:
+def checkout(name: str, entry: Entry, dest: Path, source: str | None = None) -> None:
     """Make a clean checkout of ``entry`` in ``dest``, which must be absent or empty.
 
     It is built beside ``dest`` and renamed, so ``dest`` is complete or untouched. HEAD is detached at the pin and
@@ -37,10 +38,13 @@ def checkout(name: str, entry: GitEntry | EmbeddedEntry, dest: Path, source: str
         )
     with guard_disk(dest.parent):
         dest.parent.mkdir(parents=True, exist_ok=True)
-        temp = _part(dest)
+        temp = part(dest)
         try:
             if isinstance(entry, GitEntry):
                 _from_cache(name, entry, temp, source)
+            elif isinstance(entry, PypiEntry):
+                content = registry.get(name, entry, source)
+                _commit(temp, wheel.unpack(content, entry), f"{entry.release}, as published in {entry.filename}")
             else:
                 _from_kit(name, entry, temp)
             if dest.exists():
@@ -50,30 +54,10 @@ def checkout(name: str, entry: GitEntry | EmbeddedEntry, dest: Path, source: str
             remove_tree(temp)
 
 
-def _part(dest: Path) -> Path:
-    """An empty folder beside ``dest`` to build it in; what killed runs left there is removed."""
-    for left in dest.parent.glob(f".{dest.name}.*.part"):
-        pid = left.name.split(".")[-2]
-        if not pid.isdigit() or not _runs(int(pid)):
-            remove_tree(left)
-    temp = dest.parent / f".{dest.name}.{os.getpid()}.part"
-    remove_tree(temp)
-    temp.mkdir()
-    return temp
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return pid != os.getpid()
-
-
-def cached(name: str, entry: GitEntry) -> bool:
+def cached(name: str, entry: GitEntry | PypiEntry) -> bool:
     """Whether a checkout of ``entry`` needs no source."""
+    if isinstance(entry, PypiEntry):
+        return registry.cached(entry) is not None
     return _stamp(_cache(name), entry).is_file()
 
 
@@ -250,17 +234,31 @@ def _from_kit(name: str, entry: EmbeddedEntry, folder: Path) -> None:
             cause="files under " + entry.path + " were changed",
             fix="reinstall the kit; after a deliberate change: python -m leangrpo_tools.lock --write",
         )
-    for item in files_of(root):
-        target = folder / item.relative_to(root)
+    contents = {
+        item.relative_to(root).as_posix(): Content(item.read_bytes(), 0o755 if item.suffix == ".sh" else 0o644)
+        for item in files_of(root)
+    }
+    _commit(folder, contents, f"{name}, as shipped with leangrpo-kit")
+
+
+def _commit(folder: Path, contents: dict[str, Content], message: str) -> None:
+    """Write the files and commit them as the base: equal contents give the same commit on every machine.
+
+    Bytes and modes go into the commit as given, whatever the umask, the file system or a .gitattributes file would make
+    of them.
+    """
+    for name, content in contents.items():
+        target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(item, target)
-        target.chmod(0o755 if item.suffix == ".sh" else 0o644)
+        target.write_bytes(content.data)
+        target.chmod(content.mode)
     git = Git(folder, isolated=True)
     git.run("init", "--quiet", "--template=", ".")
     git.run("config", "core.autocrlf", "false")
-    git.run("add", "--all", "--force")
-    tree = git.text("write-tree")
-    commit = git.text("commit-tree", tree, "-m", f"{name}, as shipped with leangrpo-kit", env=WHO)
+    tree, lines = snapshot.make_tree(git, None, dict(contents))
+    commit = snapshot.make_commit(git, tree, None, message)
+    git.run("update-index", "--add", "--index-info", stdin="".join(lines).encode())
+    git.run("update-index", "-q", "--refresh", ok=(0, 1))
     git.run("update-ref", "--no-deref", "HEAD", commit)
     (folder / ".git" / "info").mkdir(exist_ok=True)
     _mark(git, commit)

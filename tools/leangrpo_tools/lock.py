@@ -13,7 +13,7 @@ import sys
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from leangrpo_tools import data, yamlfile
 from leangrpo_tools.errors import KitError
@@ -37,9 +37,32 @@ def _no_option(url: str) -> str:
     return url
 
 
+def _project(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", name):
+        raise ValueError("must be the name of a project: letters, digits, dots, underscores and hyphens")
+    return name
+
+
+def _version(text: str) -> str:
+    if not re.fullmatch(r"[0-9][A-Za-z0-9.!+]*", text):
+        raise ValueError("must be one version, such as 0.23.1")
+    return text
+
+
+def _pure_wheel(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_.]+-[A-Za-z0-9_.!+]+-[A-Za-z0-9_.]+-none-any\.whl", name):
+        raise ValueError("must be a wheel for every machine: NAME-VERSION-PYTHON-none-any.whl")
+    return name
+
+
 RelativePath = Annotated[str, AfterValidator(inside)]
 Sha1 = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+def plain_name(project: str) -> str:
+    """The one spelling that stands for all spellings of a project's name."""
+    return re.sub(r"[-_.]+", "_", project).lower()
 
 
 class _Strict(BaseModel):
@@ -56,6 +79,16 @@ class GitEntry(_Strict):
     exclude: list[RelativePath] = []
     licence: str
 
+    @property
+    def pin(self) -> str:
+        """What is pinned, as text."""
+        return self.commit
+
+    @property
+    def origin(self) -> str:
+        """Where it is fetched from, as text."""
+        return self.url
+
     def excluded(self, path: str) -> bool:
         """Whether a file of the repository stays out of the checkout."""
         return any(path == item or (item.endswith("/") and path.startswith(item)) for item in self.exclude)
@@ -69,8 +102,51 @@ class EmbeddedEntry(_Strict):
     sha256: Sha256
     licence: str
 
+    @property
+    def pin(self) -> str:
+        """What is pinned, as text."""
+        return "sha256:" + self.sha256
 
-Entry = Annotated[GitEntry | EmbeddedEntry, Field(discriminator="kind")]
+    @property
+    def origin(self) -> str:
+        """Where it is, as text."""
+        return "the kit itself"
+
+
+class PypiEntry(_Strict):
+    """A pure-Python wheel of a package registry, pinned by the sha256 of the file."""
+
+    kind: Literal["pypi"]
+    project: Annotated[str, AfterValidator(_project)]
+    version: Annotated[str, AfterValidator(_version)]
+    filename: Annotated[str, AfterValidator(_pure_wheel)]
+    sha256: Sha256
+    licence: str
+
+    @model_validator(mode="after")
+    def _one_release(self) -> PypiEntry:
+        name, version = self.filename.split("-")[:2]
+        if (plain_name(name), version) != (plain_name(self.project), self.version):
+            raise ValueError(f"filename: {name} {version}, but the entry pins {self.release}")
+        return self
+
+    @property
+    def release(self) -> str:
+        """Project and version."""
+        return f"{self.project} {self.version}"
+
+    @property
+    def pin(self) -> str:
+        """What is pinned, as text."""
+        return "sha256:" + self.sha256
+
+    @property
+    def origin(self) -> str:
+        """Where it is fetched from, as text."""
+        return f"the package registry, {self.release}"
+
+
+Entry = Annotated[GitEntry | EmbeddedEntry | PypiEntry, Field(discriminator="kind")]
 
 
 class Lock(_Strict):

@@ -7,7 +7,7 @@ from pathlib import Path
 from leangrpo_tools import __version__, fetch, journal, lock
 from leangrpo_tools import recipe as recipes
 from leangrpo_tools import state as states
-from leangrpo_tools.lock import GitEntry
+from leangrpo_tools.lock import EmbeddedEntry
 from leangrpo_tools.tree import Tree
 
 
@@ -16,13 +16,12 @@ def listing() -> list[dict[str, object]]:
     found: list[dict[str, object]] = []
     for name, entry in lock.load().upstreams.items():
         recipe = recipes.load(name)
-        is_git = isinstance(entry, GitEntry)
         found.append(
             {
                 "name": name,
-                "pin": entry.commit if is_git else "sha256:" + entry.sha256,
-                "from": entry.url if is_git else "the kit itself",
-                "cached": is_git and fetch.cached(name, entry),
+                "pin": entry.pin,
+                "from": entry.origin,
+                "cached": not isinstance(entry, EmbeddedEntry) and fetch.cached(name, entry),
                 "scripts": {
                     script.name: {
                         "file": script.file,

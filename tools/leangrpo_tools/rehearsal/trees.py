@@ -6,9 +6,9 @@ import dataclasses
 import shutil
 from pathlib import Path
 
+from leangrpo_tools import lock, store, wheel
 from leangrpo_tools import recipe as recipes
 from leangrpo_tools import state as states
-from leangrpo_tools import store
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.tree import Tree
 
@@ -44,7 +44,7 @@ def export(root: Path, folder: Path, script: str) -> Trees:
     edited = sorted(states.edited(tree, state))
     notes = [f"{tree.root}: edited since it was patched, and compared as it is: {', '.join(edited)}"] if edited else []
     trees = Trees(folder / "native", folder / "patched", state.upstream, found.rehearsal, notes)
-    names = [*_listed(tree), *state.files]
+    names = [*_listed(tree, state), *state.files]
     config = states.path(tree).parent
     names += [str(file.relative_to(tree.root)) for file in config.rglob("*") if file.is_file()]
     for name in state.files:
@@ -72,16 +72,27 @@ def export(root: Path, folder: Path, script: str) -> Trees:
     return trees
 
 
-def _listed(tree: Tree) -> list[str]:
+def _listed(tree: Tree, state: states.State) -> list[str]:
     """Tracked files, and untracked ones that look like code; data and checkpoints stay where they are."""
     if not tree.is_repo:
-        found = [path for path in tree.root.rglob("*") if path.suffix in CODE and not path.is_symlink()]
+        found = [path for top in _tops(tree, state) for path in (top, *top.rglob("*"))]
+        found = [path for path in found if path.suffix in CODE and not path.is_symlink()]
         return [str(path.relative_to(tree.root)) for path in found if ".git" not in path.parts and _small(path)]
     tracked = tree.git.run("ls-files", "-z").decode("utf-8", "surrogateescape").split("\0")
     others = tree.git.run("ls-files", "-z", "--others", "--exclude-standard").decode("utf-8", "surrogateescape")
     names = [name for name in tracked if name]
     names += [name for name in others.split("\0") if name and Path(name).suffix in CODE]
     return [name for name in names if _small(tree.root / name)]
+
+
+def _tops(tree: Tree, state: states.State) -> list[Path]:
+    """Where to look for code: in a folder of installed packages, which may hold gigabytes, only at the
+    patched project."""
+    entry = lock.load().upstreams.get(state.upstream)
+    if not isinstance(entry, lock.PypiEntry) or wheel.installed_version(tree.root, entry) is None:
+        return [tree.root]
+    names = (wheel.top_names(tree.root, entry) or set()) | {name.split("/")[0] for name in state.files}
+    return [tree.root / name for name in sorted(names)]
 
 
 def _small(file: Path) -> bool:
