@@ -36,10 +36,10 @@ with suppress(ImportError):  # another torch than this module knows; `available`
 _NAMES = {
     "_register_post_backward_hook": ("_post_backward_hook_state", "next_functions", "register_hook"),
     "_register_post_backward_reshard_only_hook": ("_post_backward_hook_state",),
-    "_register_pre_backward_hooks": ("_needs_pre_backward_unshard", "_ran_pre_backward_hook"),
+    "_register_pre_backward_hooks": ("_needs_pre_backward_unshard",),
     "_pre_backward_hook": ("_needs_pre_backward_unshard", "_ran_pre_backward_hook"),
     "_post_backward_hook": ("flat_param", "_training_state"),
-    "_post_backward_final_callback": ("next_iter", "_post_forward_index"),
+    "_post_backward_final_callback": ("next_iter", "_post_forward_index", "_ran_pre_backward_hook"),
     "_finalize_params": ("_post_backward_hook_state",),
     "_get_handle_to_prefetch": ("_exec_order_data", "_needs_pre_backward_unshard"),
 }
@@ -235,7 +235,6 @@ def _put(held: Held) -> None:
         for module, name, view in unit.views:
             handle._setattr_tensor(module, name, view)
         handle._needs_pre_backward_unshard = unit.unshard
-        handle._ran_pre_backward_hook = False
         handle._post_forward_index = unit.index
     held.units[0].state._exec_order_data.handles_post_forward_order[:] = held.order
 

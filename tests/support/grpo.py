@@ -183,7 +183,9 @@ def train(lean: Lean | None, net: nn.Module, optimizer: Any, config: Config, hoo
                 if lean is not None and not hooks.no_flush:
                     lean.flush(net, optimizer)
                 named = list(net.named_parameters())
-                result.gradients.append({n: None if p.grad is None else local(p.grad.detach()).clone() for n, p in named})
+                result.gradients.append(
+                    {n: None if p.grad is None else local(p.grad.detach()).clone() for n, p in named}
+                )
                 clip = getattr(net, "clip_grad_norm_", None)
                 clip(config.clip) if clip else nn.utils.clip_grad_norm_(net.parameters(), config.clip)
                 optimizer.step()
