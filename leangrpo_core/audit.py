@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import sync
+from . import agree, sync
 from .errors import LeanError
 from .guard import local
 from .kept import Row, outputs_of, tolerance
@@ -100,7 +100,7 @@ def audit(
     for parameter, grad in zip(parameters, lean, strict=True):
         parameter.grad = grad
     if together:
-        sums = [sum(row) for row in zip(*sync.everyones(sums), strict=True)]
+        sums = [sum(row) for row in zip(*agree.everyones(sums), strict=True)]
     off, size, lonely, off_outputs, size_outputs = sums
     gradient, output = _relative(off, size), _relative(off_outputs, size_outputs)
     allowed = tolerance(calls[0].rows[0].call.leaves[0][0].dtype)

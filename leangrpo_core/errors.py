@@ -11,6 +11,7 @@ CODES = {
     "LG608": "a kept call ran out of memory",
     "LG609": "replicas hold different gradients after the flush",
     "LG610": "a call into the runtime contradicts the one before it",
+    "LG611": "another rank stopped, so this one cannot go on",
 }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import guard, sync
+from . import agree, guard, sync
 from .audit import Call
 from .errors import LeanError
 from .kept import Kept, Row, autocast_state, result_of
@@ -135,13 +135,13 @@ def due(window: Window, wrapper: sync.Wrapper, last: bool) -> list[Kept]:
         if not _as_many_everywhere(calls):
             flags = [last for _ in calls]
         else:
-            flags = sync.anyones(flags) if last else [not other for other in sync.anyones([not f for f in flags])]
+            flags = agree.anyones(flags) if last else [not other for other in agree.anyones([not f for f in flags])]
     return [call for call, flag in zip(calls, flags, strict=True) if flag]
 
 
 def _as_many_everywhere(calls: Sequence[Kept]) -> bool:
     """Whether every rank would make equally many backward passes. Rows in random order may come from more calls."""
-    return sync.minimum(len(calls)) == -sync.minimum(-len(calls))
+    return agree.minimum(len(calls)) == -agree.minimum(-len(calls))
 
 
 def walk(window: Window, wrapper: sync.Wrapper, net: nn.Module, calls: Sequence[Kept]) -> None:
@@ -155,7 +155,7 @@ def walk(window: Window, wrapper: sync.Wrapper, net: nn.Module, calls: Sequence[
     """
     sound = not changed(window, net)
     if wrapper.collective:
-        sound = sync.minimum(int(sound)) == 1
+        sound = agree.minimum(int(sound)) == 1
     if not sound:
         raise LeanError(
             "LG604",

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import sync
+from . import agree
 from .errors import LeanError
 from .settings import Settings
 from .window import Window
@@ -34,7 +34,7 @@ class Report:
         return self._folder is not None and window.number == 1
 
     def say(self, text: str) -> None:
-        if sync.rank() == 0:
+        if agree.rank() == 0:
             print(f"[leangrpo] {text}", flush=True)
 
     def once(self, text: str) -> None:
@@ -50,7 +50,7 @@ class Report:
             except OSError as error:
                 fix = "name a folder that can be written"
                 raise LeanError("LG601", f"LEANGRPO_REPORT_DIR: {error}", fix) from error
-        self.say(f"{version} {settings.text()} settings={settings.digest()} ranks={sync.world_size()}")
+        self.say(f"{version} {settings.text()} settings={settings.digest()} ranks={agree.world_size()}")
 
     def window(self, window: Window, flush: str) -> None:
         """One line for a window that is over, and its figures for those who read them."""
@@ -83,7 +83,7 @@ class Report:
             line += f"; {steps} x {reason}"
         self.say(line)
         if self._folder:
-            path = Path(self._folder) / f"rank{sync.rank()}.jsonl"
+            path = Path(self._folder) / f"rank{agree.rank()}.jsonl"
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(figures) + "\n")
         shown = ("kept", "replayed", "recomputed", "peak_held_bytes")
@@ -92,5 +92,5 @@ class Report:
     def _wandb(self, metrics: dict[str, Any]) -> None:
         """Into the run upstream has open, if any; `commit=False` leaves the step to upstream."""
         wandb = sys.modules.get("wandb")
-        if sync.rank() == 0 and getattr(wandb, "run", None) is not None:
+        if agree.rank() == 0 and getattr(wandb, "run", None) is not None:
             wandb.log(metrics, commit=False)  # type: ignore[union-attr]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from . import audit, capture, guard, keep, memory, replay, settings, sync
+from . import agree, audit, capture, guard, keep, memory, replay, settings, sync
 from .budget import Budget
 from .errors import LeanError
 from .kept import Row
@@ -198,7 +198,7 @@ class Lean:
         held: dict[Key, Row] = {}
         if not (window.native_only or (wrapper.collective and window.replayed + len(keys) > (window.agreed or 0))):
             held, reasons = replay.find(window, net, keys, args, kwargs)
-            if wrapper.collective and sync.minimum(int(not reasons)) == 0:
+            if wrapper.collective and agree.minimum(int(not reasons)) == 0:
                 reasons |= dict.fromkeys(held, f"another {'row of the call' if reasons else 'rank'} recomputes")
                 held, window.native_only = {}, wrapper.flush == "joint"
             for key in keys:
@@ -241,6 +241,7 @@ class Lean:
         if self._settings is None:
             chosen = settings.load()
             sync.same_settings(chosen.text())
+            agree.tell_on_failure()
             self._settings = chosen
             self._budget = Budget(chosen.budget_bytes)
             self._report.start(chosen, VERSION)
@@ -254,7 +255,7 @@ class Lean:
             self._net, self._wrapper = net, sync.classify(net, late)
             if self._wrapper.notice:
                 self._report.once(f"FSDP1: {self._wrapper.notice}; all kept graphs are walked in one backward")
-            alone = self._wrapper.kind == "none" and not self._wrapper.refusal and sync.world_size() > 1
+            alone = self._wrapper.kind == "none" and not self._wrapper.refusal and agree.world_size() > 1
             if alone and self._start().sync == "upstream":
                 self._report.once(
                     "the network has no wrapper: as upstream, no gradient is shared between ranks "
@@ -264,7 +265,7 @@ class Lean:
 
     def _agree(self, window: Window) -> None:
         """All ranks hold the same number of leading steps from here on."""
-        window.agreed = sync.minimum(window.prefix())
+        window.agreed = agree.minimum(window.prefix())
         window.keep_prefix(window.agreed, "beyond what every rank holds")
 
     def _before_native(self, window: Window, wrapper: sync.Wrapper, net: nn.Module) -> None:
@@ -302,7 +303,7 @@ class Lean:
     def _average(self, model: nn.Module, flush: str) -> None:
         """Averages gradients over the ranks where the flush, or the setting, asks for it."""
         chosen = self._start()
-        late = chosen.sync == "late" and sync.world_size() > 1 and sync.classify(model).kind == "none"
+        late = chosen.sync == "late" and agree.world_size() > 1 and sync.classify(model).kind == "none"
         if flush != "flat" and not late:
             return
         parameters = [p for p in model.parameters() if p.requires_grad]

@@ -7,7 +7,6 @@ collective there. Each statement here is a test of the kit on two ranks or more 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,47 +15,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from . import fsdp1
+from .agree import device, everyones, world_size
 from .errors import LeanError
 from .guard import FSDPModule, checksum
-
-
-def world_size() -> int:
-    """How many ranks there are; 1 without a process group."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def rank() -> int:
-    """This process's rank; 0 without a process group."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-
-
-def _device() -> torch.device:
-    """Where tensors of a collective must be: NCCL takes CUDA tensors only."""
-    on_cuda = dist.get_backend() == "nccl"
-    return torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
-
-
-def minimum(value: int) -> int:
-    """The smallest `value` of all ranks. Every rank must call it at the same place."""
-    verdict = torch.tensor([value], dtype=torch.int64, device=_device())
-    dist.all_reduce(verdict, op=dist.ReduceOp.MIN)
-    return int(verdict.item())
-
-
-def anyones(flags: Sequence[bool]) -> list[bool]:
-    """Which flags are set on any rank. Every rank must call it at the same place, with as many flags."""
-    if not flags:
-        return []
-    verdict = torch.tensor([int(flag) for flag in flags], dtype=torch.int64, device=_device())
-    dist.all_reduce(verdict, op=dist.ReduceOp.MAX)
-    return [bool(flag) for flag in verdict.tolist()]
-
-
-def everyones(value: Any) -> list[Any]:
-    """`value` of each rank, in order of ranks."""
-    values: list[Any] = [None] * world_size()
-    dist.all_gather_object(values, value)
-    return values
 
 
 def same_settings(text: str) -> None:
@@ -205,7 +166,7 @@ def flat_mean(parameters: Sequence[nn.Parameter]) -> None:
     A rank without a gradient for a parameter takes part with zeros. A parameter without a gradient on every rank keeps
     None, since AdamW treats None and zeros differently.
     """
-    has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=_device())
+    has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=device())
     dist.all_reduce(has, op=dist.ReduceOp.MAX)
     used = [p for p, some in zip(parameters, has.tolist(), strict=True) if some]
     for kind in sorted({(str(p.dtype), str(p.device)) for p in used}):

@@ -213,6 +213,11 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "before the last update was flushed.",
         "Compare with diff-patch. Each update must end with lean.flush(model, optimizer) before the next rollout.",
     ),
+    "LG611": (
+        "Another rank stopped, was killed or left the common path while this one waited for it.",
+        "Look for the first error of the rank that is named; this one is only its consequence. A rank that was killed "
+        "without a word (out of memory on the host, say) is known by not having come as far as the others.",
+    ),
 }
 
 
