@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,16 +15,9 @@ from .errors import LeanError
 from .kept import Row
 from .order import Order, draw_rows, draw_steps
 from .report import Report
-from .window import Key, Window
+from .window import Key, Window, keys_of
 
 VERSION = "0.1.0"
-EDITED = "the tree was edited: apply the patch again"
-
-
-def _ids(value: Any) -> list[int]:
-    if isinstance(value, Tensor):
-        return [int(item) for item in value.reshape(-1).tolist()]
-    return [int(item) for item in value] if isinstance(value, (list, tuple, range)) else [int(value)]
 
 
 class Lean:
@@ -134,7 +127,7 @@ class Lean:
         reading them costs no synchronisation, unless upstream will index them on another device.
         """
         if self._identity is None:
-            raise LeanError("LG610", "identity() before step_order()", EDITED)
+            raise LeanError("LG610", "identity() before step_order()", "the tree was edited: apply the patch again")
         return {name: ids.to(device) if device is not None else ids.clone() for name, ids in self._identity.items()}
 
     def at(self, rows: Any, steps: Any = None) -> None:
@@ -166,8 +159,9 @@ class Lean:
         if not window.probed and not wrapper.refusal and chosen.audits(window.number, self._audited):
             capture.probe(window, wrapper, net, args, kwargs)
         window.probed = True
+        keys = [(window.base + row, at, site) for row, at, _ in keys_of(rows, step, site)]
         return keep.rollout_call(
-            window, wrapper, net, [(window.base + row, _ids(step)[0], site) for row in _ids(rows)], args, kwargs,
+            window, wrapper, net, keys, args, kwargs,
             budget=self._budget.bytes, sizes=self._sizes, measure=self._report.follows(window),
         )  # fmt: skip
 
@@ -184,17 +178,14 @@ class Lean:
             What the network returns; its gradient goes to the cut, or, for rows that are not held, through the network.
         """
         window = self._window
-        if window is None or not window.updating or rows is None or not torch.is_grad_enabled():
+        if rows is None or not torch.is_grad_enabled():
             return net(*args, **kwargs)
+        if window is None or not window.updating:
+            return self._native(net, args, kwargs)
         wrapper = self._classify(net)
         if wrapper.collective and window.agreed is None:
             self._agree(window)
-        ids, at = _ids(rows), _ids(steps)
-        if len(at) not in (1, len(ids)):
-            raise LeanError(
-                "LG610", f"{len(ids)} rows with {len(at)} steps", "the tree was edited: apply the patch again"
-            )
-        keys = [(row, step, site) for row, step in zip(ids, at * len(ids) if len(at) == 1 else at, strict=True)]
+        keys = keys_of(rows, steps, site)
         held: dict[Key, Row] = {}
         if not (window.native_only or (wrapper.collective and window.replayed + len(keys) > (window.agreed or 0))):
             held, reasons = replay.find(window, net, keys, args, kwargs)
@@ -208,7 +199,7 @@ class Lean:
             self._before_native(window, wrapper, net)
             window.recomputed += len(keys) - len(held)
         if not held:
-            return net(*args, **kwargs)
+            return self._native(net, args, kwargs)
         replayed = replay.Replay(net, keys, held, args, kwargs)
         result = replayed.run(window)
         if self._start().audits(window.number, self._audited):
@@ -268,6 +259,12 @@ class Lean:
         window.agreed = agree.minimum(window.prefix())
         window.keep_prefix(window.agreed, "beyond what every rank holds")
 
+    def _native(self, net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A native call of the update; if gradients are averaged late, DDP does not communicate in its backward."""
+        late = self._settings is not None and self._settings.sync == "late"
+        with sync.unsynchronised(net) if late else nullcontext():
+            return net(*args, **kwargs)
+
     def _before_native(self, window: Window, wrapper: sync.Wrapper, net: nn.Module) -> None:
         """Walks what was replayed so far, so that gradients add up in upstream's order, before a native call.
 
@@ -302,8 +299,7 @@ class Lean:
 
     def _average(self, model: nn.Module, flush: str) -> None:
         """Averages gradients over the ranks where the flush, or the setting, asks for it."""
-        chosen = self._start()
-        late = chosen.sync == "late" and agree.world_size() > 1 and sync.classify(model).kind == "none"
+        late = self._start().sync == "late" and agree.world_size() > 1 and sync.classify(model).kind in ("none", "ddp")
         if flush != "flat" and not late:
             return
         parameters = [p for p in model.parameters() if p.requires_grad]

@@ -2,14 +2,34 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from .errors import LeanError
 from .guard import Seen
 from .kept import Kept, Row
 from .memory import Meter
 
 Key = tuple[int, int, str]  # row of the rollout, trajectory step, site (which network call of the step)
+
+
+def _numbers(value: Any) -> list[int]:
+    if isinstance(value, Tensor):
+        return [int(item) for item in value.reshape(-1).tolist()]
+    return [int(item) for item in value] if isinstance(value, (list, tuple, range)) else [int(value)]
+
+
+def keys_of(rows: Any, steps: Any, site: str) -> list[Key]:
+    """The steps that a network call evaluates: one per row, each at its own step or all at the same.
+
+    Raises:
+        LeanError: LG610 if there are neither one step nor as many as rows.
+    """
+    ids, at = _numbers(rows), _numbers(steps)
+    if len(at) not in (1, len(ids)):
+        raise LeanError("LG610", f"{len(ids)} rows with {len(at)} steps", "the tree was edited: apply the patch again")
+    return [(row, step, site) for row, step in zip(ids, at * len(ids) if len(at) == 1 else at, strict=True)]
 
 
 @dataclass

@@ -165,6 +165,7 @@ def rank_job(
     torch.set_default_dtype(torch.float64)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LEANGRPO_REPORT_DIR"] = folder
+        os.environ["LEANGRPO_SYNC"] = "late" if kind == "fsdp" else "upstream"
         torch.manual_seed(0)
         net: nn.Module = Network()
         hooks = Hooks()
