@@ -272,3 +272,39 @@ def test_quick_and_without_torch(tmp_path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+FLUX_720 = FLUX | {"h": 720, "w": 720}
+
+
+@pytest.mark.parametrize(
+    ("script", "gpu", "other", "upstream", "late"),
+    [("flux", 80, 0, 46, 0), ("flux", 140, 10, 92, 15), ("flux_lora", 80, 0, 64, 27), ("flux", 24, 0, 0, 0)],
+)
+def test_graphs_that_fit(tmp_path, script, gpu, other, upstream, late) -> None:
+    """By the formula of plan/memory.py: FLUX at 720 squared on 8 ranks; what fits decides the ratio."""
+    file = tmp_path / "launch.sh"
+    file.write_text(launch_text(script, FLUX_720))
+    report = plan("dancegrpo", file, gpu_gb=gpu, other_gb=other)
+    found = report.to_json()["memory"]
+    assert found["graphs_that_fit"] == {"upstream": upstream, "late": late}
+    ratio = report.rollout.cost(0) / (report.rollout.cost(0) - upstream)
+    assert found["ratio_with_those"]["upstream"] == pytest.approx(ratio)
+    assert f"{upstream} of 108 graphs fit beside" in report.render()
+
+
+def test_bytes_of_a_graph_by_hand(tmp_path) -> None:
+    """57 block inputs of 2537 tokens and the root's weights, in bf16; weights, gradients and moments of 12 billion."""
+    file = tmp_path / "launch.sh"
+    file.write_text(launch_text("flux", FLUX_720))
+    found = plan("dancegrpo", file).to_json()["memory"]
+    assert found["graph_bytes"] == pytest.approx(2 * (57 * (720 * 720 / 256 + 512) * 3072 + 63e6))
+    assert found["states_bytes"] == pytest.approx(16 * 11.9e9 / 8)
+
+
+def test_no_bytes_where_a_size_is_not_known(tmp_path) -> None:
+    assert planned(tmp_path, launch_text("flux", FLUX)).memory is None
+    assert planned(tmp_path, launch_text("wan_2_1", FLUX_720)).memory is None
+    assert (
+        planned(tmp_path, launch_text("flux", {k: v for k, v in FLUX_720.items() if "check" not in k})).memory is None
+    )

@@ -166,6 +166,10 @@ def plan_command(
     name: Name,
     launch: Annotated[Path, typer.Option(metavar="FILE", help="Upstream's launch script; it is read, never run.")],
     ranks: Annotated[int | None, typer.Option(min=1, help="World size, instead of the file's.")] = None,
+    gpu_gb: Annotated[float, typer.Option(min=1, metavar="GB", help="Memory of a GPU, in 1e9 bytes.")] = 80.0,
+    other_gb: Annotated[
+        float, typer.Option(min=0, metavar="GB", help="What else stays on it: VAE, text encoders, reward model.")
+    ] = 0.0,
     json: Json = None,
 ) -> None:
     """Say what a launch file would gain, before anything is patched."""
@@ -174,7 +178,7 @@ def plan_command(
     with show.outcome(json) as out:
         from leangrpo_tools.plan import plan
 
-        out.done(plan(name, launch, ranks), show.planned)
+        out.done(plan(name, launch, ranks, gpu_gb, other_gb), show.planned)
 
 
 def list_command(json: Json = None) -> None:

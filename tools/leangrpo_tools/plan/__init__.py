@@ -8,19 +8,24 @@ from leangrpo_tools import lock
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.plan import facts, launch, options
 from leangrpo_tools.plan.cost import Rollout, backward_cost
+from leangrpo_tools.plan.memory import Memory
 from leangrpo_tools.plan.report import Change, PlanReport
 from leangrpo_tools.recipe import load as load_recipe
 
 __all__ = ["PlanReport", "plan"]
 
 
-def plan(name: str, launch_file: Path, ranks: int | None = None) -> PlanReport:
+def plan(
+    name: str, launch_file: Path, ranks: int | None = None, gpu_gb: float = 80.0, other_gb: float = 0.0
+) -> PlanReport:
     """Read upstream's launch file and predict what the patch changes.
 
     Args:
         name: the upstream, in any case.
         launch_file: upstream's own launch script. It is read, never run.
         ranks: world size, where the file leaves it open, or to ask about another one.
+        gpu_gb: memory of a GPU, in gigabytes (1e9 bytes).
+        other_gb: what else stays on each GPU: VAE, text encoders, reward model.
 
     Raises:
         KitError: LG102 unknown upstream; LG501, LG502 the launch file; LG503 ranks not known; LG504 a flag's value;
@@ -50,6 +55,7 @@ def plan(name: str, launch_file: Path, ranks: int | None = None) -> PlanReport:
         rollout=size,
         training=script.training,
         checkpointed=checkpointed,
+        memory=_memory(script, known.flags_of(script), values, world, checkpointed, (gpu_gb, other_gb)),
         leftover=script.leftover,
         defaults=values.defaulted,
         defaults_from=str(source) if declared is not None else "the kit's table for the pinned commit",
@@ -82,6 +88,25 @@ def _size(script: facts.ScriptFacts, flags: facts.Flags, values: launch.FlagValu
         raise KitError("LG505", what, cause="upstream refuses to start so", fix=f"use a divisor of {trained}")
     cost = backward_cost(script.training, share)
     return Rollout(samples, trained, steps, trained_steps, accumulation, cost, script.no_replay is None), share
+
+
+def _memory(
+    script: facts.ScriptFacts,
+    flags: facts.Flags,
+    values: launch.FlagValues,
+    ranks: int,
+    checkpointed: float,
+    gigabytes: tuple[float, float],
+) -> Memory | None:
+    """Bytes by formula, where the model's sizes are known and every block is checkpointed."""
+    if script.model is None or checkpointed < 1 or not flags.height or not flags.width:
+        return None
+    try:
+        pixels = float(values.whole(flags.height) * values.whole(flags.width))
+    except KitError:  # computed by the launch file, say: the rest of the plan stands without it
+        return None
+    gpu, other = (1e9 * number for number in gigabytes)
+    return Memory(script.model, script.trained_parameters or script.model.parameters, ranks, pixels, gpu, other)
 
 
 def _notes(script: facts.ScriptFacts, training: launch.Training, values: launch.FlagValues) -> list[str]:

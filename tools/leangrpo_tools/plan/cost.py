@@ -81,6 +81,10 @@ class Rollout:
         """The same if every trained sample were replayed."""
         return self.cost(0) / self.cost(self.trained if self.replayable else 0)
 
+    def ratio_with(self, graphs: int) -> float:
+        """Native over patched if only this many graphs are held."""
+        return self.cost(0) / (self.cost(0) - min(graphs, self.graphs))
+
     def with_accumulation(self, samples: int) -> Rollout:
         """The same rollout with another number of samples per update."""
         return replace(self, accumulation=samples)

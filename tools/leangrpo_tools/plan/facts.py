@@ -26,8 +26,25 @@ class Flags(_Strict):
     """A switch without which every prompt is sampled once only."""
     checkpointing: str | None = None
     checkpointed_share: str | None = None
+    height: str | None = None
+    width: str | None = None
     selected: str | None = None
     """How many of the generated samples are trained at all."""
+
+
+class Model(_Strict):
+    """Sizes of the network that a script trains, for bytes by formula. Counts; `width` and tokens as in its blocks."""
+
+    parameters: float
+    largest_unit: float
+    """Parameters of the largest unit that is sharded on its own."""
+    root_parameters: float
+    """Parameters outside all blocks."""
+    blocks: int
+    width: int
+    patch: int
+    """Pixels along each side of what becomes one token."""
+    text_tokens: int
 
 
 class ScriptFacts(_Strict):
@@ -46,6 +63,9 @@ class ScriptFacts(_Strict):
     notes: list[str] = Field(default_factory=list)
     no_replay: str | None = None
     """Why nothing of this script can be replayed although its numbers can be planned."""
+    model: Model | None = None
+    trained_parameters: float | None = None
+    """Where not all of the model's are trained."""
     unreadable: str | None = None
     """Why this script's launch file does not hold the numbers at all."""
 

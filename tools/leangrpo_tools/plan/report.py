@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leangrpo_tools.plan.cost import Rollout
+from leangrpo_tools.plan.memory import Memory
 
 ASSUMPTIONS = (
     "compute of the policy only: reward model, VAE, data and communication come on top and are not reduced",
     "one forward = 1, with or without gradient; one backward = b (measured on CPU: full 2.1, LoRA 1.24; with activation"
     " checkpointing 3.0 and 2.2)",
-    "all graphs of the first update fit into memory (LEANGRPO_BUDGET_GB limits them; the rest is recomputed)",
+    "the predicted ratio: all graphs of the first update fit; what does not fit is recomputed (LEANGRPO_BUDGET_GB)",
 )
 
 
@@ -39,6 +40,7 @@ class PlanReport:
     training: str
     checkpointed: float
     leftover: str
+    memory: Memory | None = None
     defaults: dict[str, Any] = field(default_factory=dict)
     defaults_from: str = ""
     notes: list[str] = field(default_factory=list)
@@ -64,6 +66,7 @@ class PlanReport:
             "recompute_free_share": size.replayed / size.trained,
             "forwards": {"native": size.forwards(False), "patched": size.forwards(True)},
             "graphs_held": size.graphs,
+            "memory": self._memory_json(),
             "backward_cost": size.backward,
             "training": self.training,
             "checkpointed_share": self.checkpointed,
@@ -74,6 +77,34 @@ class PlanReport:
             "assumptions": list(ASSUMPTIONS),
             "notes": list(self.notes),
         }
+
+    def _memory_json(self) -> dict[str, Any] | None:
+        memory = self.memory
+        if memory is None:
+            return None
+        fitting = {"upstream": memory.fitting(joint=False), "late": memory.fitting(joint=True)}
+        return {
+            "gpu_bytes": memory.gpu_bytes,
+            "states_bytes": memory.states,
+            "units_bytes": memory.units,
+            "joint_bytes": memory.full,
+            "graph_bytes": memory.graph,
+            "graphs_that_fit": fitting,
+            "ratio_with_those": {name: self.rollout.ratio_with(graphs) for name, graphs in fitting.items()},
+        }
+
+    def _memory_rows(self) -> list[tuple[str, str]]:
+        memory, held = self.memory, self.rollout.graphs
+        if memory is None:
+            return []
+        states, graph = memory.states / 1e9, memory.graph / 1e9
+        rows = [("bytes, by formula", f"{states:.3g} GB weights, gradients and AdamW; {graph:.3g} GB each graph")]
+        for sync, joint in (("upstream", False), ("late", True)):
+            fits, gathered = min(memory.fitting(joint), held), (memory.full if joint else memory.units) / 1e9
+            beside = f"beside {gathered:.3g} GB gathered; ratio {self.rollout.ratio_with(fits):.2f}"
+            name = f"in {memory.gpu_bytes / 1e9:g} GB, sync {sync}"
+            rows.append((name, f"{fits} of {held} graphs fit {beside}"))
+        return rows
 
     def render(self) -> str:
         """The plan as text for a reader."""
@@ -98,6 +129,7 @@ class PlanReport:
             ("backward cost", f"b = {size.backward:g} ({self.training}{checkpointed})"),
             ("predicted ratio", f"{size.ratio:.2f} ({size.ratio_all:.2f} if every update were free of recomputation)"),
         ]
+        rows += self._memory_rows()
         text = [f"{self.upstream} {self.script}, {self.launch} line {self.line}{state}", ""]
         text += [f"  {name:<26}{value}" for name, value in rows]
         if self.defaults:
