@@ -89,11 +89,11 @@ def test_lora_with_prompt_statistics(bench: Bench) -> None:
 def test_full_weights_in_two_inner_epochs_of_two_updates(bench: Bench) -> None:
     """The first of four updates is replayed; the second inner epoch, here half of it, has permutations of its own."""
     chosen: dict[str, Any] = {
-        "updates": 3, "updates_per_rollout": 4, "options": {"lora": 0, "inner_epochs": 2, "train_batch": 2},
+        "updates": 3, "steps": 4, "updates_per_rollout": 4, "options": {"lora": 0, "inner_epochs": 2, "train_batch": 2},
     }  # fmt: skip
     report = bench.rehearse(**chosen)
     assert_ok(report)
-    assert replayed(report) == [[(24, 0)]]
+    assert replayed(report) == [[(16, 0)]]
     assert "in batches of 2 and of 4" in report.render()
     off = bench.rehearse(schedule="recompute", **chosen)
     assert_ok(off)
@@ -101,10 +101,10 @@ def test_full_weights_in_two_inner_epochs_of_two_updates(bench: Bench) -> None:
 
 
 def test_half_of_the_steps_in_bf16(bench: Bench) -> None:
-    report = bench.rehearse(updates=1, fraction=0.5, precision="bf16", checkpointing=True)
+    report = bench.rehearse(updates=1, steps=4, fraction=0.5, precision="bf16", checkpointing=True)
     assert_ok(report)
-    assert counts(report, "native") == [(12, 6)]
-    assert replayed(report) == [[(24, 0)]]
+    assert counts(report, "native") == [(8, 4)]
+    assert replayed(report) == [[(16, 0)]]
     assert report.updates[0].grad_rel_l2 > 1e-5 and "its own ratio is not 1" in report.render()
 
 
@@ -130,9 +130,9 @@ def average_late(context: Any) -> None:
 
 
 def test_without_guidance_in_the_update_nothing_is_replayed(bench: Bench) -> None:
-    report = bench.rehearse(updates=1, options={"train_cfg": 0})
+    report = bench.rehearse(updates=1, steps=2, options={"train_cfg": 0})
     assert all(update.grad_bitwise and update.weights_bitwise for update in report.updates)
-    assert replayed(report) == [[(0, 48)]]
+    assert replayed(report) == [[(0, 16)]]
     assert len(report.problems) == 1 and "replayed nothing: inputs differ" in report.problems[0]
 
 

@@ -95,6 +95,7 @@ ADDED = {
                     steps=self.config.sample_num_steps,
                     trained=self.num_train_timesteps,
                     window=self.config.train_batch_size * self.config.train_gradient_accumulation_steps,
+                    batch=self.config.train_batch_size,
                     shuffled=True,
                     device=self.accelerator.device,
                 ):
