@@ -1,15 +1,21 @@
 """In which order rows and steps are trained: drawn before the rollout, so that it knows which steps to keep."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from .errors import LeanError
 
-def draw_rows(rows: int, device: torch.device | str | None = None) -> Tensor:
+Device = torch.device | str | None
+
+
+def draw_rows(rows: int, device: Device = None) -> Tensor:
     """A random order of the rows: [rows] long, from the generator of `device`, as upstream draws it."""
     return torch.randperm(rows, device=device)
 
 
-def draw_steps(rows: int, steps: int, device: torch.device | str | None = None) -> Tensor:
+def draw_steps(rows: int, steps: int, device: Device = None) -> Tensor:
     """A random order of the steps for each row: [rows, steps] long, from the generator of `device`."""
     orders = [torch.randperm(steps, device=device) for _ in range(rows)]
     return torch.stack(orders) if orders else torch.empty(0, steps, dtype=torch.long, device=device)
@@ -25,7 +31,7 @@ class Order:
         device: whose generator upstream draws from; None is the CPU's.
     """
 
-    def __init__(self, base: int, rows: int, steps: int, shuffled: bool, device: torch.device | str | None) -> None:
+    def __init__(self, base: int, rows: int, steps: int, shuffled: bool, device: Device) -> None:
         self._base = base
         self.rows = draw_rows(rows, device) if shuffled else torch.arange(rows, device=device)
         self.steps = draw_steps(rows, steps, device)
@@ -70,3 +76,57 @@ class Order:
             for place, step in enumerate(order):
                 found[(self._base + row, step)] = first * trained + place * width + turn - first
         return found
+
+
+class Orders:
+    """The order of the last rollout, and the ids of its samples in that order.
+
+    Args:
+        once: says something to the user once.
+    """
+
+    def __init__(self, once: Callable[[str], None]) -> None:
+        self._once = once
+        self._order: Order | None = None
+        self._ids: dict[str, Tensor] | None = None
+
+    def forget(self) -> None:
+        """Nothing is drawn before the next rollout: upstream's draws are its own."""
+        self._order = self._ids = None
+
+    def draw(self, base: int, rows: int, steps: int, shuffled: bool, device: Device) -> Order:
+        """Draws for a rollout; see :class:`Order`."""
+        self._order, self._ids = Order(base, rows, steps, shuffled, device), None
+        return self._order
+
+    def of_rows(self, rows: int, device: Device) -> Tensor:
+        """See `Lean.row_order`."""
+        drawn = self._order.for_rows(rows) if self._order else None
+        return draw_rows(rows, device) if drawn is None else drawn.to(device)
+
+    def of_steps(self, rows: int, steps: int, device: Device) -> Tensor:
+        """See `Lean.step_order`."""
+        order = self._order
+        drawn = order.for_steps(rows, steps) if order else None
+        if order is None or drawn is None:
+            if order is not None and (rows, steps) != tuple(order.steps.shape):
+                announced = "{} x {}".format(*order.steps.shape)
+                self._once(f"upstream trains {rows} x {steps} steps, the rollout announced {announced}")
+            drawn = draw_steps(rows, steps, device)
+            # Trained in an order that no rollout knew: ids that name nothing.
+            self._ids = {"lean_row": torch.full((rows,), -1), "lean_step": drawn.cpu()}
+            return drawn
+        self._ids = order.ids() or {"lean_row": torch.full((rows,), -1), "lean_step": drawn.cpu()}
+        if order.generator_state is not None and not torch.equal(order.generator_state, torch.get_rng_state()):
+            self._once(
+                "something in the rollout (a reward, perhaps) draws from the CPU generator, so its numbers come in "
+                "another order than without the patch: training is as valid, but not equal number for number"
+            )
+        return drawn.to(device)
+
+    def identity(self, device: Device) -> dict[str, Tensor]:
+        """See `Lean.identity`."""
+        if self._ids is None:
+            what = "identity() before step_order()"
+            raise LeanError("LG610", what, "the tree was edited: apply the patch again")
+        return {name: ids.to(device) if device is not None else ids.clone() for name, ids in self._ids.items()}

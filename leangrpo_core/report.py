@@ -62,7 +62,7 @@ class Report:
             "kept": window.kept,
             "replayed": window.replayed,
             "recomputed": window.recomputed,
-            "reasons": window.reasons,
+            "reasons": window.told(),
             "graph_bytes": window.graph_bytes,
             "peak_held_bytes": window.peak_held_bytes,
             "flush": flush,
@@ -79,7 +79,7 @@ class Report:
             line += "; audit: upstream's own gradient is not finite, the next window is audited"
         elif audit is not None:
             line += f"; audit: relative difference to native {audit:.2g}"
-        for reason, steps in window.reasons.items():
+        for reason, steps in window.told().items():
             line += f"; {steps} x {reason}"
         self.say(line)
         if self._folder:

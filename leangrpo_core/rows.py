@@ -13,6 +13,8 @@ from torch import Tensor
 
 from .values import Uncuttable, leaves, map_tensors
 
+BY_UP_TO = " by up to "
+
 
 def split(tensor: Tensor, rows: int) -> list[Tensor] | None:
     """Each row's part of an output, [copies, ...]; None if the first dimension is no multiple of `rows`.
@@ -179,5 +181,5 @@ def _differences(pairs: list[tuple[str, Tensor, Tensor]], places: list[int]) -> 
             if bad and places[index] not in found:
                 # fp64, so that integers and booleans have a difference too
                 off = (old[index].to(new.device).double() - new[index].double()).abs().max().item()
-                found[places[index]] = f"{path} differs by up to {off:.3g}"
+                found[places[index]] = f"{path} differs{BY_UP_TO}{off:.3g}"
     return found

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from . import agree, audit, capture, guard, keep, memory, replay, settings, sync
 from .budget import Budget
 from .errors import LeanError
 from .kept import Row
-from .order import Order, draw_rows, draw_steps
+from .order import Device, Orders
 from .report import Report
 from .window import Key, Window, keys_of
 
@@ -35,12 +36,12 @@ class Lean:
         self._window: Window | None = None
         self._windows = 0
         self._rows = 0  # ids given out so far
-        self._order: Order | None = None
-        self._identity: dict[str, Tensor] | None = None
+        self._orders = Orders(self._report.once)
         self._sizes, self._budget = memory.Sizes(), Budget(None)
         self._calls: list[audit.Call] = []
-        self._audited = self._compared = False
-        self._useless = ""
+        self._compared = False
+        self._audited: WeakSet[nn.Module] = WeakSet()
+        self._useless: WeakSet[nn.Module] = WeakSet()
         self._wrapper: sync.Wrapper | None = None
         self._net: nn.Module | None = None
 
@@ -54,7 +55,7 @@ class Lean:
         window: int,
         batch: int = 1,
         shuffled: bool = False,
-        device: torch.device | str | None = None,
+        device: Device = None,
     ) -> Iterator[None]:
         """Opens a window: network calls of the selected steps in this block are kept.
 
@@ -73,14 +74,14 @@ class Lean:
         chosen = self._start()
         self._leave_window("a new rollout began")
         base, self._rows = self._rows, self._rows + rows
-        self._order = self._identity = None
+        self._orders.forget()
         if chosen.schedule == "recompute":
             yield
             return
-        self._order = Order(base, rows, steps, shuffled, device)
+        order = self._orders.draw(base, rows, steps, shuffled, device)
         self._windows += 1
-        self._window = Window(self._windows, base, self._order.positions(window, trained, batch))
-        self._window.refusal = self._useless or self._budget.begin_window(self._report.say)
+        self._window = Window(self._windows, base, order.positions(window, trained, batch))
+        self._window.refusal = self._budget.begin_window(self._report.say)
         try:
             yield
         except BaseException:
@@ -92,50 +93,36 @@ class Lean:
         if self._wrapper is not None and self._wrapper.collective:
             self._agree(self._window)
 
-    def row_order(self, rows: int, device: torch.device | str | None = None) -> Tensor:
+    def row_order(self, rows: int, device: Device = None) -> Tensor:
         """The order in which rows are trained, in place of upstream's draw: [rows] long, on `device`."""
-        drawn = self._order.for_rows(rows) if self._order else None
-        return draw_rows(rows, device) if drawn is None else drawn.to(device)
+        return self._orders.of_rows(rows, device)
 
-    def step_order(self, rows: int, steps: int, device: torch.device | str | None = None) -> Tensor:
+    def step_order(self, rows: int, steps: int, device: Device = None) -> Tensor:
         """The order in which each row's steps are trained, in place of upstream's draw: [rows, steps] long."""
-        order = self._order
-        drawn = order.for_steps(rows, steps) if order else None
-        if order is not None and drawn is not None:
-            self._identity = order.ids()
-            if order.generator_state is not None and not torch.equal(order.generator_state, torch.get_rng_state()):
-                self._report.once(
-                    "something in the rollout (a reward, perhaps) draws from the CPU generator, so its numbers come in "
-                    "another order than without the patch: training is as valid, but not equal number for number"
-                )
-        else:
-            if order is not None and (rows, steps) != tuple(order.steps.shape):
-                self._report.once(
-                    f"upstream trains {rows} x {steps} steps, the rollout announced {[*order.steps.shape]}"
-                )
-            drawn = draw_steps(rows, steps, device)
-            self._identity = None
-        if self._identity is None:
-            # Trained in an order that no rollout knew: ids that name nothing.
-            self._identity = {"lean_row": torch.full((rows,), -1), "lean_step": drawn.cpu()}
-        return drawn.to(device)
+        return self._orders.of_steps(rows, steps, device)
 
-    def identity(self, device: torch.device | str | None = None) -> dict[str, Tensor]:
+    def identity(self, device: Device = None) -> dict[str, Tensor]:
         """Which row and which trajectory steps each sample is: `lean_row` [B], `lean_step` [B, T], long.
 
         They ride in upstream's sample dict, after its permutations, through whatever it does next. On the CPU, so that
         reading them costs no synchronisation, unless upstream will index them on another device.
-        """
-        if self._identity is None:
-            raise LeanError("LG610", "identity() before step_order()", "the tree was edited: apply the patch again")
-        return {name: ids.to(device) if device is not None else ids.clone() for name, ids in self._identity.items()}
 
-    def at(self, rows: Any, steps: Any = None) -> None:
+        Raises:
+            LeanError: LG610 before :meth:`step_order`.
+        """
+        return self._orders.identity(device)
+
+    def at(self, rows: Any, steps: Any = None, turn: int | None = None) -> None:
         """Names the rows, and in the update their steps, that the next network calls evaluate.
 
-        Rows of a rollout count from 0; in the update they and the steps are those of :meth:`identity`.
+        Args:
+            rows: in the rollout counted from 0, in the update `lean_row`; None where a sample carries no ids.
+            steps: `lean_step`.
+            turn: which column of it is trained now.
         """
-        self.rows, self.steps = (rows, steps) if self._window is not None else (None, None)
+        known = self._window is not None and rows is not None
+        self.rows = rows if known else None
+        self.steps = steps[:, turn] if known and turn is not None else (steps if known else None)
 
     def rollout_call(
         self, net: nn.Module, rows: Any, step: Any, /, *args: Any, site: str = "cond", **kwargs: Any
@@ -156,7 +143,9 @@ class Lean:
         if window is None or window.updating or rows is None:
             return net(*args, **kwargs)
         wrapper, chosen = self._classify(net), self._start()
-        if not window.probed and not wrapper.refusal and chosen.audits(window.number, self._audited):
+        if not window.looked_at and sync.bare(net) in self._useless:
+            window.refusal = "no step of an earlier window had the inputs of the update"
+        if not window.probed and not wrapper.refusal and chosen.audits(window.number, sync.bare(net) in self._audited):
             capture.probe(window, wrapper, net, args, kwargs)
         window.probed = True
         keys = [(window.base + row, at, site) for row, at, _ in keys_of(rows, step, site)]
@@ -202,7 +191,7 @@ class Lean:
             return self._native(net, args, kwargs)
         replayed = replay.Replay(net, keys, held, args, kwargs)
         result = replayed.run(window)
-        if self._start().audits(window.number, self._audited):
+        if self._start().audits(window.number, sync.bare(net) in self._audited):
             self._calls.append(replayed.for_audit())
         return result
 
@@ -340,9 +329,10 @@ class Lean:
             window.count("replayed, but no gradient came back", steps)
         if window.held:
             window.drop(list(window.held), reason or "held, not used by the first update")
-        if window.kept and window.turned_away and not window.replayed:
-            self._useless = "no step of an earlier window had the inputs of the update"
-        self._audited |= any(map(math.isfinite, window.audits))
+        if window.net is not None and window.kept and window.turned_away and not window.replayed:
+            self._useless.add(window.net)
+        if window.net is not None and any(map(math.isfinite, window.audits)):
+            self._audited.add(window.net)
         self._report.window(window, flush)
 
 

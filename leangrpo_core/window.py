@@ -1,5 +1,6 @@
 """One rollout and the first update after it: which steps are held, which were used, and why others were not."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from .errors import LeanError
 from .guard import Seen
 from .kept import Kept, Row
 from .memory import Meter
+from .rows import BY_UP_TO
 
 Key = tuple[int, int, str]  # row of the rollout, trajectory step, site (which network call of the step)
 
@@ -42,6 +44,7 @@ class Window:
         positions: the place of each selected step in the order of consumption.
         held: rows of kept calls that no update has consumed yet.
         consumed: kept calls of which upstream holds leaves, in the order of consumption.
+        largest: the amount, for reasons that have one.
         reasons: why steps were not kept, not replayed or dropped, and how many.
         limit: how many leading places the budget holds.
         kept, replayed, recomputed: steps.
@@ -60,6 +63,7 @@ class Window:
     held: dict[Key, Row] = field(default_factory=dict)
     consumed: list[Kept] = field(default_factory=list)
     reasons: dict[str, int] = field(default_factory=dict)
+    largest: dict[str, float] = field(default_factory=dict)
     limit: float = float("inf")
     kept: int = 0
     replayed: int = 0
@@ -83,8 +87,18 @@ class Window:
     agreed: int | None = None
 
     def count(self, reason: str, steps: int = 1) -> None:
-        """Remembers why steps were not kept, not replayed, or dropped."""
-        self.reasons[reason] = self.reasons.get(reason, 0) + steps
+        """Remembers why steps were not kept, not replayed, or dropped; of reasons with an amount the largest one."""
+        what, by, amount = reason.partition(BY_UP_TO)
+        if by:
+            self.largest[what] = max(float(amount), self.largest.get(what, 0.0), key=lambda x: (math.isnan(x), x))
+        self.reasons[what] = self.reasons.get(what, 0) + steps
+
+    def told(self) -> dict[str, int]:
+        """The reasons as text, and how many steps each."""
+        return {
+            what + (f"{BY_UP_TO}{self.largest[what]:.3g}" if what in self.largest else ""): steps
+            for what, steps in self.reasons.items()
+        }
 
     def pass_by(self, keys: Iterable[Key], reason: str) -> None:
         """Counts selected steps of the rollout that were not kept; the update does not count them again."""

@@ -138,6 +138,9 @@ def test_paths_as_sources(kit, toy: Path) -> None:
     toy.rename(toy.with_name("renamed.whl"))
     assert apply("toy", "d", source=str(toy.with_name("renamed.whl"))).changed
     assert apply("toy", "e").changed
+    # With the wheel in the cache, too: whoever names another one is told.
+    assert "does not exist" in str(fails("LG105", "f", source=str(empty / "nothing.whl")))
+    fails("LG108", "f", source=str(other))
 
 
 def test_indexes_that_do_not_have_it(kit, toy: Path) -> None:

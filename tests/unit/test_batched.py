@@ -128,7 +128,7 @@ def test_other_inputs_in_one_row(windows: Any) -> None:
     assert_same(lean, native, rtol=EXACT)
     (window,) = windows()
     assert (window["replayed"], window["recomputed"]) == (24, 8)
-    assert all("latents differs by up to 0.001" in reason for reason in window["reasons"])
+    assert window["reasons"] == {"inputs differ from the rollout's: latents differs by up to 0.001": 8}
     assert net.calls[-1] == ("grad", 2)  # one row, with and without its prompt
 
 
@@ -141,6 +141,32 @@ def test_guidance_in_the_rollout_only(windows: Any) -> None:
     assert all("latents has shape (4, 3, 8), had (8, 3, 8)" in reason for reason in first["reasons"])
     assert (second["kept"], second["recomputed"]) == (0, 32)
     assert list(second["reasons"]) == ["no step of an earlier window had the inputs of the update"]
+
+
+def test_another_network_of_the_process_is_not_given_up(windows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was learnt about one network says nothing about the next; that is audited, too."""
+    monkeypatch.setenv("LEANGRPO_AUDIT", "first")
+    lean = Lean()
+    for config in (Config(train_guidance=False), Config()):
+        torch.manual_seed(0)
+        train(lean, Network(), config)
+    kept = [window["kept"] for window in windows()]
+    assert kept == [32, 0, 32, 32]
+    assert [window["audit_rel_l2"] is None for window in windows()] == [True, True, False, True]
+
+
+def test_samples_without_ids_are_computed_natively() -> None:
+    """A trainer's subclass may bring its own."""
+    lean, net = Lean(), Network()
+    with lean.rollout(rows=1, steps=2, trained=2, window=1):
+        lean.at(range(1))
+        assert list(lean.rows) == [0]
+    lean.at(torch.tensor([0]), torch.tensor([[1, 0]]), 1)
+    assert lean.rows.tolist() == lean.steps.tolist() == [0]
+    lean.at(None, None, 1)
+    assert lean.rows is lean.steps is None
+    lean.policy_call(net, lean.rows, lean.steps, torch.randn(1, 3, 8), torch.zeros(()), torch.randn(1, 8))
+    assert net.calls == [("grad", 1)]
 
 
 def test_recompute_is_upstream(monkeypatch: pytest.MonkeyPatch) -> None:

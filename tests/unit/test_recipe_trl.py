@@ -110,7 +110,7 @@ ADDED = {
                         self.sd_pipeline.unet, lean.rows, lean.steps,
                     guess = lean.policy_call(self.sd_pipeline.unet, lean.rows, lean.steps, state, times)
                     lean.at(range(len(samples) * batch_size, (len(samples) + 1) * batch_size))
-                        lean.at(sample["lean_row"], sample["lean_step"][:, j])
+                        lean.at(sample.get("lean_row"), sample.get("lean_step"), j)
                             lean.flush(self.sd_pipeline.unet, self.optimizer)
         """,
 }

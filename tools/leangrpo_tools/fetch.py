@@ -73,6 +73,8 @@ def _stamp(repo: Path, entry: GitEntry) -> Path:
 
 def _from_cache(name: str, entry: GitEntry, folder: Path, source: str | None) -> None:
     repo = _cache(name)
+    if source is not None:
+        usable(source)  # a mistyped one is an error, though the cache may have everything
     fresh = not cached(name, entry)
     if fresh:
         with exclusive(repo.with_suffix(".lock")):

@@ -23,6 +23,8 @@ def get(name: str, entry: PypiEntry, source: str | None = None) -> bytes:
     """
     content = cached(entry)
     if content is not None:
+        if source and "://" not in source:
+            _check(entry, _from_path(source, entry), source)  # whoever names a wheel wants to know if it is another
         return content
     with _alone(entry):
         content = cached(entry)
@@ -47,10 +49,14 @@ def put(entry: PypiEntry, content: bytes, source: str) -> None:
         _put(entry, content, source)
 
 
-def _put(entry: PypiEntry, content: bytes, source: str) -> None:
+def _check(entry: PypiEntry, content: bytes, source: str) -> None:
     found = hashlib.sha256(content).hexdigest()
     if found != entry.sha256:
         raise pipcmd.wrong(entry, source, f"it has the sha256 {found}")
+
+
+def _put(entry: PypiEntry, content: bytes, source: str) -> None:
+    _check(entry, content, source)
     with guard_disk(data.cache_dir()):
         temp = _beside(entry)
         try:

@@ -87,5 +87,6 @@ def load(upstream: str) -> Facts:
     """The planning data of an upstream, by its exact name. Raises LG507 with every problem, LG506 if there is none."""
     path = data.recipe_path(upstream).with_name("plan.yaml")
     if not path.is_file():
-        raise KitError("LG506", f"the kit has no planning data for {upstream}", fix="leangrpo list")
+        known = sorted(item.parent.name for item in path.parent.parent.glob("*/plan.yaml"))
+        raise KitError("LG506", f"the kit has no planning data for {upstream}", fix=f"it can plan {', '.join(known)}")
     return yamlfile.load(path, Facts, "LG507", "reinstall the kit, or correct the file")
