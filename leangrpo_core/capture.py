@@ -59,6 +59,12 @@ def probe(window: Window, wrapper: sync.Wrapper, net: nn.Module, args: tuple[Any
             window.refusal = f"in train mode the network computes something else (by {off:.3g} of {size:.3g})"
 
 
+def look(window: Window, net: nn.Module) -> guard.Seen:
+    """Remembers what the window's kept calls depend on besides their arguments."""
+    window.net, window.seen = sync.bare(net), guard.see(net)
+    return window.seen
+
+
 def _by_name(kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a kept call: it asks for a named result, which can answer callers that want either kind."""
     return kwargs | {"return_dict": True} if kwargs.get("return_dict", True) is False else kwargs
@@ -89,9 +95,8 @@ class Capture:
             rows: how many rows the call has.
         """
         window = self.window
-        device, first = where(args, kwargs), window.seen is None
-        if window.seen is None:
-            window.net, window.seen = sync.bare(self.net), guard.see(self.net)
+        device, first = where(args, kwargs), not window.calls
+        seen = window.seen or look(window, self.net)
         generators = guard.generator_states(device)
         asked, kwargs = kwargs, _by_name(kwargs)
         result, held = self._run(args, kwargs, device)
@@ -114,7 +119,7 @@ class Capture:
         value = as_tuple(call.for_rollout(), asked)
         if not all(map(torch.equal, generators, guard.generator_states(device))):
             window.refusal = "the network draws random numbers"
-        elif first and guard.checksum(self.net.buffers()) != window.seen.buffers:
+        elif first and guard.checksum(self.net.buffers()) != seen.buffers:
             window.refusal = "the network changes its buffers"
         if window.refusal:
             window.pass_by(wanted, window.refusal)

@@ -43,7 +43,8 @@ def rollout_call(
     if reason:
         window.pass_by(wanted, reason)
         wanted = {}
-    window.limit = sizes.fits(budget)
+    # One figure is not enough to keep nothing for good: the first forward allocates more than a graph.
+    window.limit = max(sizes.fits(budget), int(sizes.measured < 2))
     _leave_out(window, wanted)
     call = Capture(window, wrapper, net, budget, sizes, measure)
     if not wanted:
@@ -97,7 +98,7 @@ def _why_not(
         return "several rows in one call under FSDP1: set LEANGRPO_SYNC=late"
     if not window.looked_at:
         window.looked_at = True
-        window.refusal = window.refusal or guard.why_unlike_training(net) or _no_room(wrapper, net, where(args, kwargs))
+        window.refusal = window.refusal or guard.why_unlike_training(net) or no_room(wrapper, net, where(args, kwargs))
         if guard.uses_cuda_graphs(net):
             window.refusal = "torch.compile in reduce-overhead or max-autotune mode reuses the memory of held graphs"
     if window.refusal:
@@ -122,8 +123,8 @@ def _why_not(
     return ""
 
 
-def _no_room(wrapper: sync.Wrapper, net: nn.Module, device: torch.device) -> str:
-    """Why a joint backward cannot end well, or nothing. Better to recompute than to run out of memory at the flush."""
+def no_room(wrapper: sync.Wrapper, net: nn.Module, device: torch.device) -> str:
+    """Why a joint backward cannot end well, or nothing. It would run out of memory at the flush."""
     if wrapper.flush != "joint" or wrapper.shards == 1:
         return ""
     needed, free = memory.joint_bytes(net, wrapper.shards), memory.free_bytes(device)

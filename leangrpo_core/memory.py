@@ -83,6 +83,7 @@ class Sizes:
     def __init__(self) -> None:
         self._figures: dict[tuple[Any, ...], list[int]] = {}
         self.row_bytes = 0.0  # of the last kept call; 0 before the first
+        self.measured = 0
 
     def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
         shapes = tuple(tuple(item.shape) for _, item in leaves((args, kwargs)) if isinstance(item, Tensor))
@@ -94,6 +95,7 @@ class Sizes:
     def add(self, args: tuple[Any, ...], kwargs: dict[str, Any], figure: int) -> None:
         figures = self._of(args, kwargs)
         figures[:] = [*figures[-1:], figure]
+        self.measured += 1
 
     def fits(self, budget_bytes: float) -> float:
         """How many rows' graphs a budget holds; infinity where it has no limit or no graph was measured yet."""

@@ -145,8 +145,13 @@ class Lean:
         wrapper, chosen = self._classify(net), self._start()
         if not window.looked_at and sync.bare(net) in self._useless:
             window.refusal = "no step of an earlier window had the inputs of the update"
+        if not window.probed and wrapper.flush == "joint" and not wrapper.notice:
+            wrapper = self._with_room(net, wrapper, capture.where(args, kwargs))
         if not window.probed and not wrapper.refusal and chosen.audits(window.number, sync.bare(net) in self._audited):
             capture.probe(window, wrapper, net, args, kwargs)
+        if not window.probed and wrapper.kind == "fsdp2":
+            # What is compared are shares: the root's gathered weights are given up for that, on every rank at once.
+            capture.look(window, net)
         window.probed = True
         keys = [(window.base + row, at, site) for row, at, _ in keys_of(rows, step, site)]
         return keep.rollout_call(
@@ -241,6 +246,15 @@ class Lean:
                     "the network has no wrapper: as upstream, no gradient is shared between ranks "
                     "(LEANGRPO_SYNC=late averages them)"
                 )
+        return self._wrapper
+
+    def _with_room(self, net: nn.Module, wrapper: sync.Wrapper, device: torch.device) -> sync.Wrapper:
+        """One backward for all graphs only where every rank has room for it, else one after the other from here on."""
+        reason = keep.no_room(wrapper, net, device)
+        if agree.minimum(int(not reason)) == 1:
+            return wrapper
+        self._report.once(f"FSDP1: {reason or 'no room on another rank'}; gradients are reduced as upstream does")
+        self._wrapper = sync.classify(net)
         return self._wrapper
 
     def _agree(self, window: Window) -> None:

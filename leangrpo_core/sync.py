@@ -82,7 +82,7 @@ def classify(net: nn.Module, late: bool = False) -> Wrapper:
 
 
 def _fsdp1(net: FullyShardedDataParallel, late: bool) -> Wrapper:
-    """One graph after the other as upstream, or, if asked for or if this torch is not known, all in one backward."""
+    """One graph after the other as upstream; all in one backward if asked for or if this torch is not known."""
     unknown = fsdp1.supports(net)
     low = {torch.bfloat16, torch.float16} & {net.mixed_precision.param_dtype, *(p.dtype for p in net.parameters())}
     if not unknown and (not late or low):
