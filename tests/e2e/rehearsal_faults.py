@@ -52,14 +52,14 @@ def lower_budget(context: Context) -> None:
     """The runtime of this rank works with `args["bytes"]`, while all ranks agree on the settings."""
 
     def lower(module: Any) -> None:
-        keep = module.keep
+        rollout_call = module.rollout_call
 
-        @functools.wraps(keep)
+        @functools.wraps(rollout_call)
         def poorer(*args: Any, **kwargs: Any) -> Any:
             kwargs["budget"] = context.args["bytes"]
-            return keep(*args, **kwargs)
+            return rollout_call(*args, **kwargs)
 
-        module.keep = poorer
+        module.rollout_call = poorer
 
     context.after_import("_leangrpo.keep", lower)
 

@@ -60,17 +60,21 @@ def test_the_switch_off_is_the_native_run(patched: Path, session: Session) -> No
         Config(updates=3),
         Config(updates=4, updates_per_rollout=2, precision="bf16", checkpointing=True, ema=True),
         pytest.param(Config(ranks=2, updates=2), marks=pytest.mark.slow),
+        pytest.param(Config(ranks=2, updates=2, sync="late"), marks=pytest.mark.slow),
         pytest.param(
             Config(ranks=2, updates=4, updates_per_rollout=2, precision="bf16", checkpointing=True, ema=True),
             marks=pytest.mark.slow,
         ),
     ],
-    ids=lambda config: f"{config.ranks}-ranks-{config.precision}-{config.updates_per_rollout}-per-rollout",
+    ids=lambda config: (
+        f"{config.ranks}-ranks-{config.precision}-{config.updates_per_rollout}-per-rollout-{config.sync}"
+    ),
 )
 def test_rehearsal(patched: Path, session: Session, config: Config) -> None:
     done = rehearse("mini", TREE, patched, config, session=session)
     report = done.to_json()
     assert report["ok"] and report["control_caught"], report
+    assert report["bound"]["bitwise"] == (config.sync == "upstream")
     samples = config.accumulation * config.rollouts  # those of the first update of each rollout
     trained = SCRIPT.trained(config)
     native, lean = (report["forwards"][name] for name in ("native", "patched"))

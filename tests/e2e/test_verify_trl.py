@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,16 +116,13 @@ def test_two_ranks_train_their_own_copies_unless_told_otherwise(bench: Bench) ->
     first, second = gradients(bench, "native")
     assert not any(torch.equal(grad, second[name]) for name, grad in first.items())
 
-    bench.rehearse(Injection(f"{__file__}:average_late", variants=("patched", "control")), ranks=2, updates=1)
+    averaged = bench.rehearse(sync="late", ranks=2, updates=1)
+    assert_ok(averaged)
+    assert averaged.replicas == [True] and "sync late" in averaged.render()
     late, other = gradients(bench, "patched")
     assert all(torch.equal(grad, other[name]) for name, grad in late.items())
     mean = torch.cat([(first[name] + second[name]).flatten() / 2 for name in late])
     assert (torch.cat([grad.flatten() for grad in late.values()]) - mean).norm() <= 1e-5 * mean.norm()
-
-
-def average_late(context: Any) -> None:
-    """Runs the patched tree with LEANGRPO_SYNC=late."""
-    os.environ["LEANGRPO_SYNC"] = "late"
 
 
 def test_without_guidance_in_the_update_nothing_is_replayed(bench: Bench) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from leangrpo_tools.rehearsal.base import Bound, Config
-from leangrpo_tools.rehearsal.compare import Run, compare, compare_update
+from leangrpo_tools.rehearsal.compare import Run, compare, compare_update, replicas
 from leangrpo_tools.rehearsal.render import render
 from leangrpo_tools.rehearsal.report import NOT_TESTED, Counts, Report
 
@@ -216,3 +216,15 @@ def test_the_text_says_the_verdict_the_floor_and_what_was_not_tested(terminal: b
     assert text.endswith("MATCH") and "not tested: CUDA kernels" in text and "agree bitwise" in text
     assert ("\x1b[" in text) is terminal
     assert render(report(flip), terminal=terminal).endswith("MISMATCH")
+
+
+def test_replicas_that_differ_are_a_problem() -> None:
+    def edit(made: dict[str, Any]) -> None:
+        made["weights"]["block.weight"][0] += 1
+
+    assert replicas(Run([[record(0), record(0)], [record(1), record(1, edit)]], [])) == [True, False]
+    assert report(replicas=[True, True]).ok
+    apart = report(replicas=[True, False])
+    assert apart.problems == ["update 1: the ranks' weights differ from each other"]
+    assert "weights equal to the bit after 1 of 2 updates" in apart.render()
+    assert apart.to_json()["replicas_equal"] == [True, False]

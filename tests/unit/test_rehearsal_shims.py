@@ -146,8 +146,19 @@ def test_sizes_follow_upstreams_arithmetic() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "schedule", "bitwise"), [(1, "retain", True), (2, "retain", False), (2, "recompute", True)]
+    ("ranks", "schedule", "sync", "synchronised", "bitwise"),
+    [
+        (1, "retain", "late", True, True),
+        (2, "retain", "upstream", True, True),
+        (2, "retain", "late", True, False),
+        (2, "recompute", "late", True, True),
+        (2, "recompute", "late", False, False),
+        (2, "retain", "upstream", False, True),
+    ],
 )
-def test_bounds(ranks: int, schedule: str, bitwise: bool) -> None:
-    bound = base.Script().bound(base.Config(ranks=ranks, schedule=schedule))
+def test_bounds(ranks: int, schedule: str, sync: str, synchronised: bool, bitwise: bool) -> None:
+    script, config = base.Script(), base.Config(ranks=ranks, schedule=schedule, sync=sync)
+    script.synchronised = synchronised
+    assert script.averaged(config) == (sync == "late" and ranks > 1 and not synchronised)
+    bound = script.bound(config)
     assert bound.bitwise is bitwise and (bitwise or bound.rel_l2 == 1e-6)

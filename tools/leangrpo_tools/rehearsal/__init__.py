@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 120.0
 SCHEDULES = ("retain", "recompute")
+SYNCS = ("upstream", "late")
 PRECISIONS = ("fp32", "bf16")
 HELP = "verify-patch --help"
 
@@ -28,6 +29,7 @@ def verify(
     tree: Path | str | None = None,
     source: str | None = None,
     schedule: str = "retain",
+    sync: str = "upstream",
     ranks: int = 1,
     updates: int = 2,
     updates_per_rollout: int = 1,
@@ -47,6 +49,7 @@ def verify(
         script: the script's name in the recipe.
         tree: a patched checkout to rehearse; by default a fresh one, made from the cache or `source`.
         schedule: the patched run's, `retain` or `recompute`.
+        sync: the patched run's LEANGRPO_SYNC, `upstream` or `late`.
         ranks: processes.
         updates: optimizer updates to compare.
         updates_per_rollout: optimizer updates made with the samples of one rollout.
@@ -61,7 +64,7 @@ def verify(
 
     Raises LG401 when upstream's script cannot be run here, LG403 for a configuration it does not have.
     """
-    _check(schedule, precision, budget)
+    _check(schedule, sync, precision, budget)
     # torch comes with these; `--help` and usage errors do without.
     from leangrpo_tools.rehearsal import session as sessions
     from leangrpo_tools.rehearsal import trees
@@ -84,7 +87,8 @@ def verify(
             raise KitError("LG310", f"{root} is patched for {found.upstream}, not {name}", fix="name that upstream")
         config = find_script(found.rehearsal).configure(
             ranks=ranks, updates=updates, updates_per_rollout=updates_per_rollout, precision=precision,
-            checkpointing=checkpointing, ema=ema, schedule=schedule, budget_gb=budget, options=tuple(options),
+            checkpointing=checkpointing, ema=ema, schedule=schedule, budget_gb=budget, sync=sync,
+            options=tuple(options),
         )  # fmt: skip
         try:
             report = rehearse(
@@ -99,8 +103,9 @@ def verify(
         return report
 
 
-def _check(schedule: str, precision: str, budget: str) -> None:
-    for name, value, allowed in (("schedule", schedule, SCHEDULES), ("precision", precision, PRECISIONS)):
+def _check(schedule: str, sync: str, precision: str, budget: str) -> None:
+    chosen = (("schedule", schedule, SCHEDULES), ("sync", sync, SYNCS), ("precision", precision, PRECISIONS))
+    for name, value, allowed in chosen:
         if value not in allowed:
             raise KitError("LG403", f"--{name} {value}", cause=f"allowed: {', '.join(allowed)}", fix=HELP)
     try:

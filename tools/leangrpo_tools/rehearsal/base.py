@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from leangrpo_tools.rehearsal.recorder import Recorder
 
 SHARDED = 1e-6
-"""The bound, as relative L2, where gradients of several samples are added up in another order than natively."""
+"""The bound, as relative L2, where gradients are added up in another order than natively."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Config:
     ema: bool = False
     schedule: str = "retain"
     budget_gb: str = "unlimited"
+    sync: str = "upstream"
     generations: int = 4
     steps: int = 6
     fraction: float = 0.6
@@ -87,7 +88,7 @@ class Context:
     rank: int
     world: int
     variant: str
-    """native, native-again, patched or control."""
+    """native, native-again, native-regrouped, patched or control."""
     config: Config
     workdir: Path
     """The current directory of the script and what `Script.prepare` filled, shared by the ranks of one variant."""
@@ -99,7 +100,7 @@ class Context:
     @property
     def patched(self) -> bool:
         """Whether this process runs the patched tree."""
-        return self.variant not in ("native", "native-again")
+        return not self.variant.startswith("native")
 
     def after_import(self, name: str, hook: Callable[[Any], None]) -> None:
         """Calls `hook(module)` as soon as a module whose dotted name is `name`, or ends in `.name`, was imported."""
@@ -133,7 +134,8 @@ class Script:
     deterministic: bool = True
     """Whether two native runs on one rank agree bitwise."""
     synchronised: bool = True
-    """Whether upstream synchronises gradients between ranks (several ranks are then compared by relative L2)."""
+    """Whether upstream shares gradients between ranks. Where it does not, `late` has no native counterpart: the native
+    runs then average gradients before clipping, too."""
 
     def configure(self, **chosen: Any) -> Config:
         """The configuration with this script's own defaults for what was not chosen."""
@@ -165,11 +167,13 @@ class Script:
         raise NotImplementedError
 
     def bound(self, config: Config) -> Bound:
-        """What counts as a match. A schedule that changes nothing, or one rank, must match bitwise."""
-        exact = config.schedule == "recompute" or not self.synchronised
-        if self.deterministic and (config.ranks == 1 or exact):
-            return Bound(bitwise=True, rel_l2=0.0)
-        return Bound(bitwise=False, rel_l2=SHARDED)
+        """What counts as a match: every bit, unless ranks add up their gradients in another order than natively."""
+        late = config.sync == "late" and config.ranks > 1 and (config.schedule != "recompute" or self.averaged(config))
+        return Bound(bitwise=False, rel_l2=SHARDED) if late or not self.deterministic else Bound(bitwise=True, rel_l2=0)
+
+    def averaged(self, config: Config) -> bool:
+        """Whether the native runs have to average gradients over the ranks, which this upstream does not do."""
+        return config.sync == "late" and config.ranks > 1 and not self.synchronised
 
     def regrouped(self, config: Config) -> tuple[Config, str] | None:
         """A configuration in which upstream trains the same samples in other batches, and that in words; or None.

@@ -69,6 +69,7 @@ def _start(job: dict[str, Any], out: Path) -> None:
     stubs.install(script.stubs, always=("wandb",))
     recorder = Recorder(out, job["updates"], Path(job["follow"]) if job["follow"] else None)
     context = Context(job["rank"], config.ranks, job["variant"], config, workdir, tree, recorder)
+    recorder.average = script.averaged(config) and not context.patched
     script.install(context)
     recorder.install(script.policy)
     if job["variant"] == "control" and job["rank"] == 0:

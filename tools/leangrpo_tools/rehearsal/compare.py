@@ -104,6 +104,15 @@ def compare_update(index: int, reference: list[dict[str, Any]], other: list[dict
     )  # fmt: skip
 
 
+def replicas(run: Run) -> list[bool]:
+    """Per update, whether all ranks hold the same weights, to the bit."""
+    return [not any(_unlike(ranks[0]["weights"], other["weights"]) for other in ranks[1:]) for ranks in run.updates]
+
+
+def _unlike(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() != b.keys() or any(_difference(a[name], b[name]) for name in a)
+
+
 class _Tally:
     """Sums over many tensors, in float64."""
 

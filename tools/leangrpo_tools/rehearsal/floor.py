@@ -8,7 +8,7 @@ from pathlib import Path
 
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.rehearsal import compare
-from leangrpo_tools.rehearsal.base import SHARDED, Bound
+from leangrpo_tools.rehearsal.base import Bound
 from leangrpo_tools.rehearsal.runs import Stage
 from leangrpo_tools.rehearsal.session import Native, Session, native_key
 
@@ -18,7 +18,8 @@ MARGIN = 3.0
 
 def native_runs(stage: Stage, tree: Path, session: Session, say: Callable[[str], None]) -> Native:
     """Two runs of the unpatched tree, or those that an earlier rehearsal of the session made. LG401 if they fail."""
-    key = native_key(stage.module, tree, stage.config)
+    # Without a stand-in native runs do not depend on `sync`.
+    key = native_key(stage.module, tree, stage.config, averaged=stage.script.averaged(stage.config))
     known = session.native.get(key)
     # Injections into native runs are rare, and their results belong to nobody else.
     private = any(not {"native", "native-again"}.isdisjoint(item.variants) for item in stage.injections)
@@ -47,11 +48,6 @@ def bound(stage: Stage, native: Native, tree: Path, say: Callable[[str], None]) 
     """What counts as a match, and a note where that is not what the script alone says."""
     script, config = stage.script, stage.config
     plain = script.bound(config)
-    reduces = native.first.summaries[0]["collectives"].get("reduce_scatter", 0) > 0
-    if reduces and not script.synchronised and config.schedule != "recompute":
-        # A fork that wraps a network which upstream leaves alone.
-        note = "the network is sharded here, which it is not upstream: the bound is that of sharded scripts"
-        return Bound(bitwise=False, rel_l2=SHARDED), [note]
     floor = compare.compare(native.first, native.again)
     exact = all(update.grad_bitwise and update.weights_bitwise for update in floor)
     if plain.bitwise and not exact:

@@ -34,12 +34,15 @@ class Recorder:
 
     With `follow`, another run's records of the same rank, every update starts from that run's weights: where gradients
     may differ by rounding, the difference of one update must not become another rollout in the next.
+
+    With `average`, gradients are averaged over the ranks before they are clipped, unless a wrapper has done so.
     """
 
     def __init__(self, out: Path, updates: int, follow: Path | None = None) -> None:
         self.out = out
         self.updates = updates
         self.follow = follow
+        self.average = False
         self.done = 0
         self.forwards: Counter[str] = Counter()
         self.collectives: Counter[str] = Counter()
@@ -159,6 +162,9 @@ class Recorder:
         torch.nn.utils.clip_grad.clip_grad_norm_ = clip
 
     def _capture(self, parameters: Iterable[torch.Tensor]) -> None:
+        parameters = list(parameters)
+        if self.average and not self.collectives["reduce_scatter"]:
+            _average(parameters)
         self._grads = {}
         for name, parameter in self._named(parameters):
             grad = parameter.grad
@@ -216,6 +222,15 @@ def _parts(name: str, parameter: Any) -> Iterator[tuple[str, slice]]:
     for part, info in zip(names, infos, strict=True):
         if info.in_shard:
             yield prefix + part, slice(info.offset_in_shard, info.offset_in_shard + info.numel_in_shard)
+
+
+@torch.no_grad()
+def _average(parameters: Iterable[torch.Tensor]) -> None:
+    """The mean over the ranks of each gradient, which every rank must have."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
 
 
 def _peak_rss() -> int:

@@ -47,6 +47,11 @@ def rehearse(
     if not bound.bitwise:
         notes.append("each update of the patched run starts from native's weights, so that rounding does not add up")
     notes += script.notes(config)
+    averaged = script.averaged(config) and not before.first.summaries[0]["collectives"].get("reduce_scatter")
+    if averaged:
+        notes.append(
+            "upstream shares no gradient between ranks: the native runs average them before clipping, by a stand-in"
+        )
     if config.schedule != "recompute":
         notes.append("the patched run's seconds include measuring the bytes of every kept graph")
     exits = stage.run("patched", patched, config.updates, None if bound.bitwise else before.out)
@@ -64,6 +69,8 @@ def rehearse(
             failures.append(f"the negative control ended badly: {stage.explain('control', exits)}")
     report = _report(stage, upstream, before, after, bound)
     report.control, report.failures, report.notes = control, failures, notes
+    if averaged and not failures:
+        report.replicas = compare.replicas(after)
     return report
 
 
@@ -135,7 +142,7 @@ def _tested(script: Script, config: Config) -> list[str]:
         "fp32 (autocast off)" if config.precision == "fp32" else "bf16 autocast",
         f"gradient checkpointing {'on' if config.checkpointing else 'off'}, "
         f"EMA {'on (its own weights are not compared)' if config.ema else 'off'}",
-        f"schedule {config.schedule}, budget {config.budget_gb}",
+        f"schedule {config.schedule}, sync {config.sync}, budget {config.budget_gb}",
         *([", ".join(f"{name} {value}" for name, value in config.options)] if config.options else []),
         "gradients before clipping, weights after each step, rewards, on every rank",
     ]

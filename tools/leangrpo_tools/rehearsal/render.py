@@ -23,6 +23,9 @@ def render(report: Report, terminal: bool | None = None) -> str:
     lines += ["", table, ""] if rows else [""]
     lines += [*_counts(report), ""]
     lines += [f"floor: two native runs {'agree bitwise' if report.floor_bitwise else 'differ'}{_widest(report)}"]
+    if report.replicas:
+        equal, updates = sum(report.replicas), len(report.replicas)
+        lines += [f"ranks of the patched run: weights equal to the bit after {equal} of {updates} updates"]
     caught = "caught" if report.control_caught else "NOT CAUGHT"
     distance = f" (relative L2 {_number(report.control[0].grad_rel_l2)})" if report.control else ""
     lines += [f"negative control: one advantage's sign flipped: {caught}{distance}"]

@@ -49,6 +49,9 @@ class Report:
     peak_rss_bytes: dict[str, int]
     windows: list[list[dict[str, Any]]]
     """What the runtime reported, per rank one entry per window."""
+    replicas: list[bool] = dataclasses.field(default_factory=list)
+    """Where the patched run averages gradients that upstream does not share: per update, whether the ranks' weights
+    are equal."""
     failures: list[str] = dataclasses.field(default_factory=list)
     """Runs that ended badly, or made too few updates."""
     tested: list[str] = dataclasses.field(default_factory=list)
@@ -81,6 +84,8 @@ class Report:
         if len(self.updates) < self.config.updates and not self.failures:
             found.append(f"only {len(self.updates)} of {self.config.updates} updates could be compared")
         found += [_describe(update, self.bound) for update in self.mismatches]
+        apart = [index for index, same in enumerate(self.replicas) if not same]
+        found += [f"update {index}: the ranks' weights differ from each other" for index in apart]
         if any(not update.finite for update in self.floor):
             found.append("upstream's own run has values that are not finite")
         if self.config.schedule == "retain" and self.config.budget_gb == "unlimited" and not self.failures:
@@ -125,6 +130,7 @@ class Report:
             "problems": self.problems,
             "updates": [_plain(update, self.bound) for update in self.updates],
             "floor": {"bitwise": self.floor_bitwise, "updates": [_plain(update, None) for update in self.floor]},
+            "replicas_equal": self.replicas,
             "control_caught": self.control_caught,
             "control": [_plain(update, None) for update in self.control],
             "rollouts": self.config.rollouts,

@@ -103,12 +103,13 @@ class Stage:
         }  # fmt: skip
         if sys.platform == "linux":
             env["GLOO_SOCKET_IFNAME"] = "lo"  # no name look-ups, no other machine
-        if variant not in ("native", "native-again"):
+        if not variant.startswith("native"):
             folder = self.out(variant) / "report"
             folder.mkdir(parents=True, exist_ok=True)
             env |= {
                 "LEANGRPO_SCHEDULE": self.config.schedule, "LEANGRPO_AUDIT": "off",
-                "LEANGRPO_BUDGET_GB": self.config.budget_gb, "LEANGRPO_REPORT_DIR": str(folder),
+                "LEANGRPO_BUDGET_GB": self.config.budget_gb, "LEANGRPO_SYNC": self.config.sync,
+                "LEANGRPO_REPORT_DIR": str(folder),
             }  # fmt: skip
         inject = [
             {"function": injection.function, "args": injection.args}

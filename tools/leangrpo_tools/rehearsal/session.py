@@ -65,6 +65,6 @@ class Session:
         self.close()
 
 
-def native_key(module: str, tree: Path, config: Config) -> tuple[Any, ...]:
-    """What a native run depends on: not on the schedule or budget of the patched one."""
-    return module, str(tree), dataclasses.replace(config, schedule="", budget_gb="")
+def native_key(module: str, tree: Path, config: Config, averaged: bool = False) -> tuple[Any, ...]:
+    """What a native run depends on: not on the settings of the patched one, unless its gradients are `averaged`."""
+    return module, str(tree), averaged, dataclasses.replace(config, schedule="", budget_gb="", sync="")

@@ -122,7 +122,7 @@ class Ddpo(Script):
     def bound(self, config: Config) -> Bound:
         """Rows of one kept graph are spread over batches of the update, so sums are rounded in another order."""
         if config.schedule == "recompute":
-            return Bound(bitwise=True, rel_l2=0.0)
+            return super().bound(config)
         return Bound(bitwise=False, rel_l2=1e-5)
 
     def regrouped(self, config: Config) -> tuple[Config, str] | None:
