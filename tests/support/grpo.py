@@ -80,6 +80,9 @@ class Hooks:
     before_update: Callable[[nn.Module], None] = lambda net: None
     before_flush: Callable[[nn.Module], None] = lambda net: None
     after_rollout: Callable[[nn.Module], object] = lambda net: None
+    after_flush: Callable[[nn.Module], object] = lambda net: None
+    after_step: Callable[[nn.Module], object] = lambda net: None
+    lean_in: Callable[[int], bool] = lambda rollout: True
     loss: Callable[[Tensor], Tensor] = lambda loss: loss
     backward: Callable[[Tensor], None] = lambda loss: loss.backward()
     steps_of: Callable[[Tensor], Tensor] = lambda order: order
@@ -98,24 +101,27 @@ class Result:
 
 
 def _log_prob(velocity: Tensor, latents: Tensor, following: Tensor, sigma: float) -> Tensor:
-    mean = latents - 0.15 * velocity.float()
+    mean = latents - 0.15 * velocity.to(latents.dtype)
     return (-((following - mean) ** 2) / (2 * sigma**2)).mean(dim=(1, 2))
 
 
-def train(lean: Lean | None, net: nn.Module, optimizer: Any, config: Config, hooks: Hooks | None = None) -> Result:
-    """Trains `net` and records what every update did. `lean` None is the native trainer."""
+def train(runtime: Lean | None, net: nn.Module, optimizer: Any, config: Config, hooks: Hooks | None = None) -> Result:
+    """Trains `net` and records what every update did. `runtime` None is the native trainer."""
     hooks = hooks or Hooks()
     noise = torch.Generator().manual_seed(100 + config.rank)  # the device's generator, as on a GPU
     torch.manual_seed(7 + config.rank)
     result, policy = Result(), cast(Policy, getattr(net, "module", net))
     autocast = lambda: torch.autocast("cpu", torch.bfloat16, enabled=config.bf16)  # noqa: E731
-    for _ in range(config.rollouts):
+    for number in range(config.rollouts):
+        lean = runtime if hooks.lean_in(number) else None
         optimizer.zero_grad()
         prompts = torch.randn(config.rows, 8, generator=noise)
         paths = torch.empty(config.rows, config.steps + 1, 1, config.tokens, 8)
         scores = torch.empty(config.rows, config.steps)
 
-        def rollout(paths: Tensor = paths, scores: Tensor = scores, prompts: Tensor = prompts) -> None:
+        def rollout(
+            lean: Lean | None = lean, paths: Tensor = paths, scores: Tensor = scores, prompts: Tensor = prompts
+        ) -> None:
             for row in range(config.rows):
                 latents = torch.randn(1, config.tokens, 8, generator=noise)
                 paths[row, 0] = latents
@@ -131,7 +137,7 @@ def train(lean: Lean | None, net: nn.Module, optimizer: Any, config: Config, hoo
                             for _ in range(hooks.extra_calls):
                                 lean.rollout_call(net, torch.tensor([row]), step, **inputs)
                         velocity = hooks.rollout_output(velocity, row, step)
-                    mean = latents - 0.15 * velocity.float()
+                    mean = latents - 0.15 * velocity.to(latents.dtype)
                     following = mean + 0.3 * torch.randn(latents.shape, generator=noise)
                     scores[row, step] = _log_prob(velocity, latents, following, 0.3)
                     latents = following
@@ -182,14 +188,18 @@ def train(lean: Lean | None, net: nn.Module, optimizer: Any, config: Config, hoo
                 hooks.before_flush(net)
                 if lean is not None and not hooks.no_flush:
                     lean.flush(net, optimizer)
-                named = list(net.named_parameters())
+                hooks.after_flush(net)
+                # After a backward FSDP1 natively may not list frozen ones.
+                named = [(n, p) for n, p in net.named_parameters() if p.requires_grad or p.grad is not None]
                 result.gradients.append(
                     {n: None if p.grad is None else local(p.grad.detach()).clone() for n, p in named}
                 )
                 clip = getattr(net, "clip_grad_norm_", None)
-                clip(config.clip) if clip else nn.utils.clip_grad_norm_(net.parameters(), config.clip)
+                if config.clip:  # FSDP1's does not take float64
+                    clip(config.clip) if clip else nn.utils.clip_grad_norm_(net.parameters(), config.clip)
                 optimizer.step()
                 optimizer.zero_grad()
                 result.weights.append({n: local(p.detach()).clone() for n, p in net.named_parameters()})
+                hooks.after_step(net)
     result.calls = dict(policy.calls)
     return result

@@ -1,7 +1,10 @@
 """Runs a function on several ranks (gloo, forked processes) and stops all of them when one hangs."""
 
+import faulthandler
+import functools
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 import traceback
@@ -24,6 +27,7 @@ class RankFailed(Exception):
 def _main(rank: int, world: int, folder: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1, Path(f"{folder}/{rank}.stack").open("w"))  # noqa: SIM115 (open until it ends)
     code = 0
     try:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
@@ -35,8 +39,23 @@ def _main(rank: int, world: int, folder: str, function: Callable[..., Any], args
     os._exit(code)  # no clean-up that could wait for a dead rank
 
 
+def _stack(pid: int | None, file: Path) -> str:
+    """Where a rank hangs."""
+    assert pid is not None
+    os.kill(pid, signal.SIGUSR1)
+    time.sleep(0.5)
+    return file.read_text() if file.exists() else ""
+
+
+@functools.cache
+def _preload() -> None:
+    """What an optimizer's first use imports costs each rank more than a small training; forked ranks find it there."""
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))]).zero_grad()
+
+
 def run(function: Callable[..., Any], world: int, *args: Any, seconds: float = 60) -> list[Any]:
     """`function(rank, world, *args)` on each rank; returns what each returned. A hang is an error, not a wait."""
+    _preload()
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("fork")
         processes = [context.Process(target=_main, args=(r, world, folder, function, args)) for r in range(world)]
@@ -48,6 +67,7 @@ def run(function: Callable[..., Any], world: int, *args: Any, seconds: float = 6
             if any(p.exitcode for p in processes):  # one failed: give the others a moment, then stop them
                 deadline = min(deadline, time.monotonic() + 5)
         hung = [rank for rank, process in enumerate(processes) if process.is_alive()]
+        stacks = {rank: _stack(processes[rank].pid, Path(f"{folder}/{rank}.stack")) for rank in hung}
         for rank in hung:
             processes[rank].kill()
         for process in processes:
@@ -60,5 +80,5 @@ def run(function: Callable[..., Any], world: int, *args: Any, seconds: float = 6
         if errors:
             raise RankFailed(errors)
         if hung:
-            raise RankFailed({rank: f"hung for {seconds} s" for rank in hung})
+            raise RankFailed({rank: f"hung for {seconds} s\n{stacks[rank]}" for rank in hung})
         return [torch.load(f"{folder}/{rank}.pt", weights_only=False) for rank in range(world)]
