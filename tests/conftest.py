@@ -8,6 +8,13 @@ import torch
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `matrix` run only if they are asked for: `-m matrix`."""
+    if "matrix" not in config.option.markexpr:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("matrix")])
+        items[:] = [item for item in items if not item.get_closest_marker("matrix")]
+
+
 @pytest.fixture(autouse=True)
 def _clean_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
