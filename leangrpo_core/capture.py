@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from . import guard, memory, sync
+from .cutting import Cuts
 from .errors import LeanError
 from .fsdp1 import Held
 from .kept import Kept, tolerance
@@ -89,9 +90,8 @@ class Capture:
             rows: how many rows the call has.
         """
         window = self.window
-        device, first = where(args, kwargs), window.seen is None
-        if window.seen is None:
-            window.net, window.seen = sync.bare(self.net), guard.see(self.net)
+        device, first = where(args, kwargs), not window.calls
+        seen = window.see(self.net)
         generators = guard.generator_states(device)
         asked, kwargs = kwargs, _by_name(kwargs)
         result, held = self._run(args, kwargs, device)
@@ -114,8 +114,10 @@ class Capture:
         value = as_tuple(call.for_rollout(), asked)
         if not all(map(torch.equal, generators, guard.generator_states(device))):
             window.refusal = "the network draws random numbers"
-        elif first and guard.checksum(self.net.buffers()) != window.seen.buffers:
+        elif first and guard.checksum(self.net.buffers()) != seen.buffers:
             window.refusal = "the network changes its buffers"
+        elif isinstance(held, Cuts):
+            window.refusal = held.refusal
         if window.refusal:
             window.pass_by(wanted, window.refusal)
             return value
@@ -126,8 +128,10 @@ class Capture:
             window.hold(call, wanted)
         return value
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> tuple[Any, Held | None]:
-        """The result, with its graph, and what FSDP1 left for the backward."""
+    def _run(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device
+    ) -> tuple[Any, Held | Cuts | None]:
+        """The result, with its graph, and what its backward will need besides."""
         window = self.window
         # Low-precision copies of weights that autocast cached without grad, or for another graph, must not enter this.
         torch.clear_autocast_cache()

@@ -31,7 +31,7 @@ class Settings:
         schedule: `retain` keeps the graphs of the rollout; `recompute` is upstream's own behaviour, the off switch.
         budget_gb: gigabytes (1e9 bytes) of kept graphs a rank may hold at a time; `inf` is unlimited, None measured.
         sync: `upstream` averages gradients over the ranks where upstream does; `late` averages them once per update
-            where upstream leaves every rank alone.
+            where upstream leaves every rank alone, and under FSDP2 gathers and reduces each unit once per flush.
         audit: which windows are compared with a native recomputation: `first` that can be judged, `off`, `every:N`.
     """
 
