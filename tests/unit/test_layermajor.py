@@ -12,7 +12,20 @@ import torch
 from support import batched, ranks
 from support.check import assert_same
 from support.grpo import Config, Hooks, Policy, Result, train
-from support.units import NETS, Net, UNet, distance, gradients, groups_of, make, rows, shard, watching
+from support.units import (
+    NETS,
+    Modulated,
+    Net,
+    Transformer,
+    UNet,
+    distance,
+    gradients,
+    groups_of,
+    make,
+    rows,
+    shard,
+    watching,
+)
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
@@ -344,9 +357,9 @@ def job(rank: int, world: int, lean: bool, options: dict[str, Any]) -> tuple[Res
     return result, windows, watch
 
 
-def both(world: int = 2, rtol: float = EXACT, **options: Any) -> list[Any]:
+def both(world: int = 2, rtol: float = EXACT, seconds: float = 60, **options: Any) -> list[Any]:
     """Trains with the runtime and natively, compares, returns each rank's (result, windows, watch) of both."""
-    lean, native = ranks.run(job, world, True, options), ranks.run(job, world, False, options)
+    lean, native = (ranks.run(job, world, lean, options, seconds=seconds) for lean in (True, False))
     for ours, theirs in zip(lean, native, strict=True):
         assert_same(ours[0], theirs[0], rtol)
     return list(zip(lean, native, strict=True))
@@ -434,6 +447,55 @@ def test_a_refused_call_on_one_rank() -> None:
         assert (windows[0]["replayed"], windows[0]["recomputed"]) == (0, 12)
 
 
+class Deep(Transformer):
+    def build(self) -> None:
+        self.blocks = nn.ModuleList(Modulated() for _ in range(12))
+
+
+def peaks(rank: int, world: int, low: bool) -> dict[str, Any]:
+    """What FSDP2 holds at its most in a native run, graph by graph and layer by layer; and the formula's figure."""
+    found: dict[str, Any] = {}
+    data = rows(rank, 8, torch.float32)
+    for mode in ("native", "in order", "layer-major"):
+        net = shard(Deep().float(), mp_policy=LOW if low else MixedPrecisionPolicy())
+        held = hold(net, data) if mode == "layer-major" else [net(x, t) for x, t, _ in data if mode != "native"]
+        with watching(net) as watch:
+            if mode == "layer-major":
+                walk_layer_major(net, held)
+            for place, (x, t, v) in enumerate(data if mode != "layer-major" else []):
+                (net(x, t) if mode == "native" else held[place]).backward(v)
+        found[mode] = watch
+    plain = Deep()
+    unit = sum(p.numel() for p in plain.blocks[0].parameters())
+    root = sum(p.numel() for p in plain.parameters()) - 12 * unit
+    computed = 2 if low else 4
+    # The network itself and two units gathered; its gradient and a unit's until they are reduced, and, where those have
+    # another precision, the one of the graph that is being walked.
+    found["formula"] = computed * (root + 2 * unit) + 4 * root + 4 * unit + (computed * unit if low else 0)
+    return found
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("low", [False, True], ids=["fp32", "bf16"])
+def test_peak_of_gathered_weights_and_gradients(low: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    found = ranks.run(peaks, 2, low)[0]
+    with capsys.disabled():
+        for mode in ("native", "in order", "layer-major"):
+            w = found[mode]
+            print(f"\n{mode}: peak {w.peak} B, {w.gathers} gathers, {w.reductions} reductions", end="")
+        print(f"; formula for layer-major {found['formula']} B")
+    watch = found["layer-major"]
+    assert (watch.gathers, watch.reductions, watch.gathered) == (12, 13, 3)
+    assert watch.peak <= 1.02 * found["formula"]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("mesh", [None, (2, 2)], ids=["flat", "hybrid"])
+@pytest.mark.parametrize("name", sorted(NETS.keys() - {"skipping"}))  # which counts the forwards of its process
+def test_four_ranks(name: str, mesh: Any) -> None:
+    assert_three_windows(ranks.run(hybrid, 4, mesh, name, seconds=120), name, 4)
+
+
 @pytest.mark.matrix
 def test_batches_in_random_order() -> None:
     """Rows of one update come from other numbers of kept calls on each rank."""
@@ -447,12 +509,13 @@ def test_batches_in_random_order() -> None:
 def test_several_rows_in_one_call_need_the_late_flush(late: bool) -> None:
     """Graph by graph, ranks would make other numbers of backward passes."""
     for (_, windows, _), _ in both(
-        batched={"train_batch": 2, "accumulate": 2, "trained": 2, "rollouts": 1},
+        seconds=20 + 40 * late,
+        batched={"train_batch": 2, "accumulate": 2, "trained": 2, "rollouts": 1 + late},
         env={"LEANGRPO_SYNC": "late" if late else "upstream", "LEANGRPO_AUDIT": "every:1"},
     ):
         assert windows[0]["replayed"] == (windows[0]["selected"] if late else 0)
-        if late:
-            assert windows[0]["flush"] == "layer-major" and windows[0]["audit_rel_l2"] < EXACT
+        for window in windows if late else []:
+            assert window["flush"] == "layer-major" and window["audit_rel_l2"] < EXACT
 
 
 @pytest.mark.parametrize(("counts", "raises"), [([0, 0], False), ([2, 1], False), ([0, 1], True), ([1, 0], True)])
