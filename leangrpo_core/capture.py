@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from . import guard, memory, sync
+from .cutting import Cuts
 from .errors import LeanError
 from .fsdp1 import Held
 from .kept import Kept, tolerance
@@ -59,12 +60,6 @@ def probe(window: Window, wrapper: sync.Wrapper, net: nn.Module, args: tuple[Any
             window.refusal = f"in train mode the network computes something else (by {off:.3g} of {size:.3g})"
 
 
-def look(window: Window, net: nn.Module) -> guard.Seen:
-    """Remembers what the window's kept calls depend on besides their arguments."""
-    window.net, window.seen = sync.bare(net), guard.see(net)
-    return window.seen
-
-
 def _by_name(kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a kept call: it asks for a named result, which can answer callers that want either kind."""
     return kwargs | {"return_dict": True} if kwargs.get("return_dict", True) is False else kwargs
@@ -96,7 +91,7 @@ class Capture:
         """
         window = self.window
         device, first = where(args, kwargs), not window.calls
-        seen = window.seen or look(window, self.net)
+        seen = window.see(self.net)
         generators = guard.generator_states(device)
         asked, kwargs = kwargs, _by_name(kwargs)
         result, held = self._run(args, kwargs, device)
@@ -121,6 +116,8 @@ class Capture:
             window.refusal = "the network draws random numbers"
         elif first and guard.checksum(self.net.buffers()) != seen.buffers:
             window.refusal = "the network changes its buffers"
+        elif isinstance(held, Cuts):
+            window.refusal = held.refusal
         if window.refusal:
             window.pass_by(wanted, window.refusal)
             return value
@@ -131,8 +128,10 @@ class Capture:
             window.hold(call, wanted)
         return value
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> tuple[Any, Held | None]:
-        """The result, with its graph, and what FSDP1 left for the backward."""
+    def _run(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device
+    ) -> tuple[Any, Held | Cuts | None]:
+        """The result, with its graph, and what its backward will need besides."""
         window = self.window
         # Low-precision copies of weights that autocast cached without grad, or for another graph, must not enter this.
         torch.clear_autocast_cache()

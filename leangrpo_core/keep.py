@@ -96,6 +96,8 @@ def _why_not(
     if wrapper.flush == "armed" and len(keys) > 1:
         # Ranks whose rows come from unequal numbers of calls would make unequal numbers of backward passes.
         return "several rows in one call under FSDP1: set LEANGRPO_SYNC=late"
+    if wrapper.kind == "fsdp2" and wrapper.flush == "in order" and wrapper.communicates and len(keys) > 1:
+        return f"several rows in one call under FSDP2: {wrapper.notice or 'set LEANGRPO_SYNC=late'}"
     if not window.looked_at:
         window.looked_at = True
         window.refusal = window.refusal or guard.why_unlike_training(net) or no_room(wrapper, net, where(args, kwargs))

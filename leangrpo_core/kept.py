@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .cutting import Cuts
 from .errors import LeanError
 from .fsdp1 import Held
 from .rows import join, split
@@ -55,7 +56,7 @@ class Kept:
         self.outs: list[Tensor] = []
         self.leaves: list[list[Tensor]] = []  # per output that has a graph, per row
         self.values: list[list[Tensor]] = []  # per tensor of the result, per row
-        self.held: Held | None = None  # what FSDP1 left at the forward for the backward
+        self.held: Held | Cuts | None = None  # what the backward needs of the forward besides its graph
         self.waiting: set[int] = set()  # rows that an update may still ask for
         self.taken: list[int] = []
         self._container = map_tensors(result, self._cut)

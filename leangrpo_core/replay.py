@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from . import agree, guard, sync
 from .audit import Call
+from .cutting import Cuts
 from .errors import LeanError
 from .kept import Kept, Row, autocast_state, result_of
+from .layermajor import walk_layer_major
 from .rows import compare, merge, take
 from .values import as_tuple, named, needs_grad, rebuildable
 from .window import Key, Window
@@ -147,11 +149,12 @@ def _as_many_everywhere(calls: Sequence[Kept]) -> bool:
 def walk(window: Window, wrapper: sync.Wrapper, net: nn.Module, calls: Sequence[Kept]) -> None:
     """Runs the graphs of consumed calls backward and lets them go.
 
-    In the order of consumption, which adds gradients up in upstream's order; jointly where the wrapper demands it. A
-    call without a gradient on this rank takes part with zeros.
+    In the order of consumption, which adds gradients up in upstream's order; jointly where the wrapper demands it; unit
+    by unit where that was asked for. A call without a gradient on this rank takes part with zeros.
 
     Raises:
-        LeanError: LG604 if weights changed since the rollout, on every rank where the wrapper communicates.
+        LeanError: LG604 if weights changed since the rollout, on every rank where the wrapper communicates; LG610 if
+            a rank has no graph where others have some and every rank must take part.
     """
     sound = not changed(window, net)
     if wrapper.collective:
@@ -162,8 +165,14 @@ def walk(window: Window, wrapper: sync.Wrapper, net: nn.Module, calls: Sequence[
             f"weights changed while {len(window.consumed)} replayed calls waited for their flush",
             "move the change behind optimizer.step(), or run with LEANGRPO_SCHEDULE=recompute",
         )
-    jointly = wrapper.flush == "joint" or (wrapper.communicates and not _as_many_everywhere(calls))
+    layer_major = wrapper.flush == "layer-major"
+    if layer_major:
+        _some_everywhere(calls)
+    jointly = wrapper.flush == "joint" or (wrapper.communicates and not layer_major and not _as_many_everywhere(calls))
     window.consumed = [call for call in window.consumed if all(call is not other for other in calls)]
+    if layer_major:
+        walk_layer_major(net, [_with_cuts(call) for call in calls])
+        return
     if jointly:
         ready = [(call.cotangents(), call.release()) for call in calls]
         outs = [out for _, call_outs in ready for out in call_outs]
@@ -176,3 +185,21 @@ def walk(window: Window, wrapper: sync.Wrapper, net: nn.Module, calls: Sequence[
         with sync.walking(net, call.held):
             torch.autograd.backward(call.release(), call.cotangents())
         del call
+
+
+def _some_everywhere(calls: Sequence[Kept]) -> None:
+    """Whether each rank has a graph to walk, or none has. Raises LG610 on every rank: to walk on would be a hang."""
+    fewest, most = agree.minimum(len(calls)), -agree.minimum(-len(calls))
+    if most and not fewest:
+        raise LeanError(
+            "LG610",
+            f"{len(calls)} graphs to walk on this rank, up to {most} on others, none on some",
+            "train with LEANGRPO_SYNC=upstream and report the start line",
+        )
+
+
+def _with_cuts(call: Kept) -> tuple[Cuts, list[Tensor], list[Tensor]]:
+    """What to walk of a call, which lets go of it."""
+    cuts, call.held = call.held, None
+    assert isinstance(cuts, Cuts)
+    return cuts, call.release(), call.cotangents()

@@ -143,15 +143,16 @@ class Lean:
         if window is None or window.updating or rows is None:
             return net(*args, **kwargs)
         wrapper, chosen = self._classify(net), self._start()
+        if not window.probed and wrapper.kind == "fsdp2" and wrapper.collective:
+            # Looking at weights makes FSDP2 give up gathered ones. Ranks keep calls of other steps, but must gather
+            # again in the same one.
+            window.see(net)
         if not window.looked_at and sync.bare(net) in self._useless:
             window.refusal = "no step of an earlier window had the inputs of the update"
         if not window.probed and wrapper.flush == "joint" and not wrapper.notice:
             wrapper = self._with_room(net, wrapper, capture.where(args, kwargs))
         if not window.probed and not wrapper.refusal and chosen.audits(window.number, sync.bare(net) in self._audited):
             capture.probe(window, wrapper, net, args, kwargs)
-        if not window.probed and wrapper.kind == "fsdp2":
-            # What is compared are shares: the root's gathered weights are given up for that, on every rank at once.
-            capture.look(window, net)
         window.probed = True
         keys = [(window.base + row, at, site) for row, at, _ in keys_of(rows, step, site)]
         return keep.rollout_call(
@@ -182,6 +183,8 @@ class Lean:
         keys = keys_of(rows, steps, site)
         held: dict[Key, Row] = {}
         if not (window.native_only or (wrapper.collective and window.replayed + len(keys) > (window.agreed or 0))):
+            if wrapper.kind == "fsdp2":
+                guard.parameters_of(net)  # gathered ones are given up on every rank, whatever each holds
             held, reasons = replay.find(window, net, keys, args, kwargs)
             if wrapper.collective and agree.minimum(int(not reasons)) == 0:
                 reasons |= dict.fromkeys(held, f"another {'row of the call' if reasons else 'rank'} recomputes")
@@ -239,7 +242,8 @@ class Lean:
             late = self._start().sync == "late"
             self._net, self._wrapper = net, sync.classify(net, late)
             if self._wrapper.notice:
-                self._report.once(f"FSDP1: {self._wrapper.notice}; all kept graphs are walked in one backward")
+                how = "one by one, as upstream" if self._wrapper.flush == "in order" else "in one backward"
+                self._report.once(f"{self._wrapper.kind}: {self._wrapper.notice}; kept graphs are walked {how}")
             alone = self._wrapper.kind == "none" and not self._wrapper.refusal and agree.world_size() > 1
             if alone and self._start().sync == "upstream":
                 self._report.once(

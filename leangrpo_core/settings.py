@@ -31,7 +31,7 @@ class Settings:
         schedule: `retain` keeps the graphs of the rollout; `recompute` is upstream's own behaviour, the off switch.
         budget_gb: gigabytes (1e9 bytes) of kept graphs a rank may hold at a time; `inf` is unlimited, None measured.
         sync: `upstream` reduces gradients over the ranks as often as upstream does; `late` once per update under FSDP1
-            where there is room for it, and also where upstream leaves every rank alone.
+            where there is room for it, under FSDP2, and also where upstream leaves every rank alone.
         audit: which windows are compared with a native recomputation: `first` that can be judged, `off`, `every:N`.
     """
 

@@ -14,8 +14,9 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from . import fsdp1
+from . import fsdp1, layermajor
 from .agree import device, everyones, world_size
+from .cutting import Cuts, cutting
 from .errors import LeanError
 from .guard import FSDPModule, checksum
 
@@ -35,7 +36,8 @@ class Wrapper:
     Attributes:
         kind: `none`, `ddp`, `fsdp1` or `fsdp2`.
         flush: `in order` (one backward per graph), `flat` (in order, then one all-reduce), `armed` (in order, with what
-            FSDP1 left at each forward), `joint` (one backward for all graphs).
+            FSDP1 left at each forward), `joint` (one backward for all graphs), `layer-major` (the last unit of all
+            graphs, then the one before it).
         collective: the wrapper communicates, so ranks must decide together.
         communicates: it does so in the backward of a kept graph.
         refusal: why nothing can be kept through this wrapper; empty if it can.
@@ -75,7 +77,7 @@ def classify(net: nn.Module, late: bool = False) -> Wrapper:
         if isinstance(module, (DistributedDataParallel, FullyShardedDataParallel)):
             return Wrapper("none", "in order", several, refusal=f"only a part of the network ({name}) is wrapped")
         if isinstance(module, FSDPModule):
-            return Wrapper("fsdp2", "in order", several, several)
+            return _fsdp2(net, several, late)
     if "deepspeed" in type(net).__module__:
         return Wrapper("none", "in order", several, refusal="DeepSpeed engines are not supported yet")
     return Wrapper("none", "in order")
@@ -93,6 +95,14 @@ def _fsdp1(net: FullyShardedDataParallel, late: bool) -> Wrapper:
         refusal = f"{unknown}, and a joint backward would add up gradients in {low.pop()} otherwise than upstream"
     shards = 1 if net.sharding_strategy == ShardingStrategy.NO_SHARD else dist.get_world_size(net.process_group)
     return Wrapper("fsdp1", "joint", True, True, refusal, shards, unknown)
+
+
+def _fsdp2(net: nn.Module, several: bool, late: bool) -> Wrapper:
+    """One graph after the other as upstream, or, if asked for, each unit gathered and reduced once per flush."""
+    if not several or not late:
+        return Wrapper("fsdp2", "in order", several, several)
+    unknown = layermajor.supports(net)
+    return Wrapper("fsdp2", "in order" if unknown else "layer-major", True, True, notice=unknown)
 
 
 def _offloaded(net: FullyShardedDataParallel) -> str:
@@ -139,20 +149,26 @@ def unsynchronised(net: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def keeping(net: nn.Module, wrapper: Wrapper) -> Iterator[fsdp1.Held | None]:
-    """Around a forward whose graph is held. FSDP1 remembers one forward only; what it left for this one is yielded."""
+def keeping(net: nn.Module, wrapper: Wrapper) -> Iterator[fsdp1.Held | Cuts | None]:
+    """Around a forward whose graph is held. Yields what its backward will need.
+
+    FSDP1 remembers one forward only, so that is what it left for this one; for `layer-major` the cuts in the graph.
+    """
     with unsynchronised(net):
         if wrapper.flush == "armed":
             with fsdp1.holding(net) as held:
                 yield held
+        elif wrapper.flush == "layer-major":
+            with cutting(net) as cuts:
+                yield cuts
         else:
             yield None
 
 
 @contextmanager
-def walking(net: nn.Module, held: fsdp1.Held | None) -> Iterator[None]:
+def walking(net: nn.Module, held: fsdp1.Held | Cuts | None) -> Iterator[None]:
     """Around the backward of a kept graph."""
-    if held is None:
+    if not isinstance(held, fsdp1.Held):
         yield
     else:
         with fsdp1.walking(net, held):

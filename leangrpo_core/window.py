@@ -8,10 +8,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from .errors import LeanError
-from .guard import Seen
+from .guard import Seen, see
 from .kept import Kept, Row
 from .memory import Meter
 from .rows import BY_UP_TO
+from .sync import bare
 
 Key = tuple[int, int, str]  # row of the rollout, trajectory step, site (which network call of the step)
 
@@ -85,6 +86,12 @@ class Window:
     updating: bool = False
     native_only: bool = False
     agreed: int | None = None
+
+    def see(self, net: nn.Module) -> Seen:
+        """What the calls of `net` depend on, looked at the first time."""
+        if self.seen is None:
+            self.net, self.seen = bare(net), see(net)
+        return self.seen
 
     def count(self, reason: str, steps: int = 1) -> None:
         """Remembers why steps were not kept, not replayed, or dropped; of reasons with an amount the largest one."""
