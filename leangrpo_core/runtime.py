@@ -47,16 +47,9 @@ class Lean:
 
     @contextmanager
     def rollout(
-        self,
-        *,
-        rows: int,
-        steps: int,
-        trained: int,
-        window: int,
-        batch: int = 1,
-        shuffled: bool = False,
+        self, *, rows: int, steps: int, trained: int, window: int, batch: int = 1, shuffled: bool = False,
         device: Device = None,
-    ) -> Iterator[None]:
+    ) -> Iterator[None]:  # fmt: skip
         """Opens a window: network calls of the selected steps in this block are kept.
 
         Args:
@@ -241,15 +234,9 @@ class Lean:
         if self._net is not net or self._wrapper is None:
             late = self._start().sync == "late"
             self._net, self._wrapper = net, sync.classify(net, late)
-            if self._wrapper.notice:
-                how = "one by one, as upstream" if self._wrapper.flush == "in order" else "in one backward"
-                self._report.once(f"{self._wrapper.kind}: {self._wrapper.notice}; kept graphs are walked {how}")
-            alone = self._wrapper.kind == "none" and not self._wrapper.refusal and agree.world_size() > 1
-            if alone and self._start().sync == "upstream":
-                self._report.once(
-                    "the network has no wrapper: as upstream, no gradient is shared between ranks "
-                    "(LEANGRPO_SYNC=late averages them)"
-                )
+            told = self._wrapper.told(late)
+            if told:
+                self._report.once(told)
         return self._wrapper
 
     def _with_room(self, net: nn.Module, wrapper: sync.Wrapper, device: torch.device) -> sync.Wrapper:

@@ -53,6 +53,18 @@ class Wrapper:
     shards: int = 1
     notice: str = ""
 
+    def told(self, late: bool) -> str:
+        """What a user should know about this wrapper, or nothing; `late` as for :func:`classify`."""
+        if self.notice:
+            how = "one by one, as upstream" if self.flush == "in order" else "in one backward"
+            return f"{self.kind}: {self.notice}; kept graphs are walked {how}"
+        if self.kind == "none" and not self.refusal and not late and world_size() > 1:
+            return (
+                "the network has no wrapper: as upstream, no gradient is shared between ranks "
+                "(LEANGRPO_SYNC=late averages them)"
+            )
+        return ""
+
 
 def classify(net: nn.Module, late: bool = False) -> Wrapper:
     """The wrapper around `net`. What is not known to be exact is refused, with the reason.
