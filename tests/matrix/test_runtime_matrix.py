@@ -87,7 +87,7 @@ def test_gradients_replicas_and_collectives(kind: str, world: int, adapters: boo
         pytest.skip("hybrid sharding replicates groups of two ranks, which takes four")
     if adapters and kind.startswith("fsdp") and not kind.startswith("fsdp2"):
         kind += "-orig"  # frozen and trained weights in one unit
-    per_rank = ranks.run(combinations, world, kind, adapters, dtype, seconds=120)
+    per_rank = ranks.run(combinations, world, kind, adapters, dtype, seconds=600)
     widest = 0.0
     for rank, cases in enumerate(per_rank):
         for found, first in zip(cases, per_rank[0], strict=True):
@@ -98,7 +98,7 @@ def test_gradients_replicas_and_collectives(kind: str, world: int, adapters: boo
             if kind != "none" or late == "late":
                 for ours, theirs in zip(found.whole, first.whole, strict=True):
                     assert all(torch.equal(ours[name], theirs[name]) for name in theirs), f"{where}: replicas differ"
-            joint = late == "late" and schedule == "retain" and "fsdp" in kind and "fsdp2" not in kind
+            joint = late == "late" and schedule == "retain" and "fsdp" in kind
             averaged = (late == "late" and kind in ("none", "ddp")) or (kind == "ddp" and schedule == "retain")
             assert found.bitwise or joint or averaged, f"{where}: not native's bits"
             if schedule == "retain":
