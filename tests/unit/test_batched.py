@@ -132,6 +132,17 @@ def test_other_inputs_in_one_row(windows: Any) -> None:
     assert net.calls[-1] == ("grad", 2)  # one row, with and without its prompt
 
 
+def test_an_audit_waits_for_all_rows_of_a_graph(monkeypatch: pytest.MonkeyPatch, windows: Any) -> None:
+    """Native rows in every call, and graphs of which some rows are trained much later: compared as a whole."""
+    monkeypatch.setenv("LEANGRPO_AUDIT", "first")
+    config = Config(rollouts=1, train_batch=2, accumulate=4)
+    lean, native, _ = both(
+        config, lambda: Hooks(update_latents=lambda x, rows: x + 1e-3 * (rows % 4 == 1)[:, None, None])
+    )
+    assert_same(lean, native, rtol=EXACT)
+    assert windows()[0]["audit_rel_l2"] <= EXACT and windows()[0]["recomputed"] == 8
+
+
 def test_guidance_in_the_rollout_only(windows: Any) -> None:
     """The update's calls are half as large: recomputed, with the reason; the next window keeps nothing."""
     lean, native, _ = both(Config(train_guidance=False))

@@ -56,6 +56,7 @@ def outcomes(
         source.write_text(text + "\n\nKEEP: list = []\n", encoding="utf-8")
         return run_tests(folder, fault["caught by"])
 
+    tmp_path_factory.getbasetemp()  # made once, not by three threads at a time
     with ThreadPoolExecutor(3) as pool:
         faults = [fault for fault in FAULTS if fault["fault"] in chosen]
         return dict(zip((fault["fault"] for fault in faults), pool.map(run, faults), strict=True))
