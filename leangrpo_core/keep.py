@@ -72,7 +72,8 @@ def _in_two(call: Capture, wanted: dict[Key, int], rows: int, args: tuple[Any, .
         return call.keep(wanted, rows, args, kwargs)
     ours = {key: places.index(place) for key, place in wanted.items()}
     kept = call.keep(ours, len(places), *take(args, kwargs, rows, copies, places))
-    rest = call.net(*(part := take(args, kwargs, rows, copies, others))[0], **part[1])
+    other_args, other_kwargs = take(args, kwargs, rows, copies, others)
+    rest = call.net(*other_args, **other_kwargs)
     try:
         return merge([(places, kept), (others, rest)], container=rest)
     except Uncuttable as reason:

@@ -1,8 +1,9 @@
 """What a rank must hold under FSDP1 or FSDP2, by formula, and how many kept graphs fit beside it.
 
 Bytes per rank for P parameters, P' of them trained, on R ranks, in fp32 with bf16 autocast:
-weights 4P/R, gradients 4P'/R, AdamW 8P'/R; gathered units 3 x 4U (the one at work, the next and the root's share) and
-one full gradient 4U, U being the largest unit. A joint backward gathers every unit and holds full gradients: 4(P + P').
+weights 4P/R, gradients 4P'/R, AdamW 8P'/R; three gathered units 3 x 4U (the one at work and what FSDP gathers
+ahead) and one full gradient 4U, U being the largest unit. A joint backward gathers every unit and holds full
+gradients: 4(P + P').
 A graph with checkpointed blocks holds the input of each block in bf16, and bf16 copies of the root's weights that
 autocast made for it.
 """

@@ -102,8 +102,8 @@ class PlanReport:
         for sync, joint in (("upstream", False), ("late", True)):
             fits, gathered = min(memory.fitting(joint), held), (memory.full if joint else memory.units) / 1e9
             beside = f"beside {gathered:.3g} GB gathered; ratio {self.rollout.ratio_with(fits):.2f}"
-            name = f"in {memory.gpu_bytes / 1e9:g} GB, sync {sync}"
-            rows.append((name, f"{fits} of {held} graphs fit {beside}"))
+            fit = f"{fits} of {held} graphs fit {beside} ({memory.gpu_bytes / 1e9:g} GB)"
+            rows.append((f"LEANGRPO_SYNC={sync}", fit))
         return rows
 
     def render(self) -> str:
