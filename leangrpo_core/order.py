@@ -1,6 +1,7 @@
 """In which order rows and steps are trained: drawn before the rollout, so that it knows which steps to keep."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,23 @@ Device = torch.device | str | None
 def draw_rows(rows: int, device: Device = None) -> Tensor:
     """A random order of the rows: [rows] long, from the generator of `device`, as upstream draws it."""
     return torch.randperm(rows, device=device)
+
+
+def steps_in_order(rows: int, steps: int) -> Tensor:
+    """Each row's steps from the first to the last: [rows, steps] long."""
+    return torch.arange(steps).repeat(rows, 1)
+
+
+def held_first(drawn: Tensor, ids: Tensor, first: Collection[int]) -> Tensor:
+    """The order `drawn` with the rows of the first update at the front; the rows of each part stay in the drawn order.
+
+    Args:
+        drawn: a permutation, [B] long.
+        ids: `lean_row` of the samples that it puts in order, [B].
+        first: ids of the rows that the first update shall train.
+    """
+    early = torch.tensor([row in first for row in ids.tolist()], dtype=torch.bool)[drawn.cpu()].to(drawn.device)
+    return torch.cat([drawn[early], drawn[~early]])
 
 
 def draw_steps(rows: int, steps: int, device: Device = None) -> Tensor:
@@ -29,16 +47,19 @@ class Order:
         rows, steps: samples of the rollout and steps of a trajectory.
         shuffled: whether upstream also puts the rows in a random order; it draws that first.
         device: whose generator upstream draws from; None is the CPU's.
+        in_order: upstream draws neither before it has seen the rewards, and trains the steps from the first on.
     """
 
-    def __init__(self, base: int, rows: int, steps: int, shuffled: bool, device: Device) -> None:
+    def __init__(
+        self, base: int, rows: int, steps: int, shuffled: bool = False, device: Device = None, in_order: bool = False
+    ) -> None:
         self._base = base
         self.rows = draw_rows(rows, device) if shuffled else torch.arange(rows, device=device)
-        self.steps = draw_steps(rows, steps, device)
+        self.steps = steps_in_order(rows, steps) if in_order else draw_steps(rows, steps, device)
         # None where upstream draws from the device: noise of the rollout comes from the same generator.
         self.generator_state = torch.get_rng_state() if device is None else None
         self._row_answers = 1 if shuffled else 0
-        self._step_answers = 1
+        self._step_answers = 0 if in_order else 1
 
     def for_rows(self, rows: int) -> Tensor | None:
         """The order of the rows, at the first call for as many."""
@@ -94,9 +115,10 @@ class Orders:
         """Nothing is drawn before the next rollout: upstream's draws are its own."""
         self._order = self._ids = None
 
-    def draw(self, base: int, rows: int, steps: int, shuffled: bool, device: Device) -> Order:
+    def draw(self, base: int, rows: int, steps: int, **how: Any) -> Order:
         """Draws for a rollout; see :class:`Order`."""
-        self._order, self._ids = Order(base, rows, steps, shuffled, device), None
+        self._order = Order(base, rows, steps, **how)
+        self._ids = self._order.ids()
         return self._order
 
     def of_rows(self, rows: int, device: Device) -> Tensor:

@@ -1,6 +1,6 @@
 """The update's side: which rows of a policy call are answered by kept calls, and the walk through the graphs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from .cutting import Cuts
 from .errors import LeanError
 from .kept import Kept, Row, autocast_state, result_of
 from .layermajor import walk_layer_major
-from .rows import compare, merge, take
+from .rows import ROUNDED, compare, merge, take
 from .values import as_tuple, named, needs_grad, rebuildable
 from .window import Key, Window
 
@@ -30,6 +30,10 @@ def find(
         if reason:
             return {}, reasons | dict.fromkeys(held, reason)
         differs = _differing(net, keys, held, args, kwargs)
+        rounded = {key: why for key, why in differs.items() if why.startswith(ROUNDED)}
+        window.rounded = next(iter(rounded.values()), window.rounded)
+        if window.rounding_allowed:
+            differs = {key: why for key, why in differs.items() if key not in rounded}
         window.turned_away += len(differs)
         for key in differs:
             window.let_go(key)
@@ -72,7 +76,8 @@ def _differing(
     places = {place: held[key] for place, key in enumerate(keys) if key in held}
     casts = autocast_state(next(iter(held.values())).call.leaves[0][0].device)[0] or sync.casts_inputs(net)
     found = compare(places, arguments, rows=len(keys), copies=copies, promote=casts)
-    return {keys[place]: f"inputs differ from the rollout's: {why}" for place, why in found.items()}
+    other = "inputs differ from the rollout's: "
+    return {keys[place]: why if why.startswith(ROUNDED) else other + why for place, why in found.items()}
 
 
 class Replay:
@@ -92,16 +97,16 @@ class Replay:
         self._copies = next(iter(held.values())).call.copies
         self._rows: list[Row] = []
 
-    def run(self, window: Window) -> Any:
-        """The call's result; rows that are not held are computed natively, in one call."""
+    def run(self, window: Window, native: Callable[..., Any]) -> Any:
+        """The call's result; rows that are not held come from one call of `native(net, args, kwargs)`."""
         others = sorted(set(range(len(self._keys))) - set(self._places))
         part = self._some(others) if others else None
         self._rows = window.take(self._keys[place] for place in self._places)
         replayed = as_tuple(result_of(self._rows), self._kwargs)
         if part is None:
             return replayed
-        native = self._net(*part[0], **part[1])
-        return merge([(self._places, replayed), (others, native)], container=native)
+        computed = native(self._net, *part)
+        return merge([(self._places, replayed), (others, computed)], container=computed)
 
     def for_audit(self) -> Call:
         """What the audit must recompute."""

@@ -6,7 +6,7 @@ dimension is shared by all rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from torch import Tensor
 from .values import Uncuttable, leaves, map_tensors
 
 BY_UP_TO = " by up to "
+ROUNDED = "inputs are the rollout's but for rounding: "
+LOW = (torch.bfloat16, torch.float16)
 
 
 def split(tensor: Tensor, rows: int) -> list[Tensor] | None:
@@ -93,7 +95,8 @@ def compare(
     """Which rows of a call are not the kept ones, by their place in the call, and why.
 
     Tensors are compared by value, NaN differs from everything. A tensor of one element, such as a timestep, stands for
-    all rows. One device synchronisation in all.
+    all rows. One device synchronisation in all, where nothing differs. Where the values differ by no more than what
+    bringing them to a lower precision between rollout and update explains, the reason begins with `ROUNDED`.
 
     Args:
         kept: by place in the call: the kept call, with its `inputs` and `rows`, and the row's place in that.
@@ -107,7 +110,7 @@ def compare(
     for call in calls:
         if [path for path, _ in call.inputs] != [path for path, _ in now]:
             return dict.fromkeys(kept, _names(call.inputs, now))
-    pairs: list[tuple[str, Tensor, Tensor]] = []  # path; old and new, one row each along the first dimension
+    pairs: list[Pair] = []
     for index, (path, new) in enumerate(now):
         for call in calls:
             reason = _other_kind(path, call.inputs[index][1], new, promote)
@@ -125,8 +128,23 @@ def compare(
         shape = max((part.shape for part in (*old, *parts)), key=lambda shape: (shape.numel(), len(shape)))
         wide = torch.promote_types(old[0].dtype, new.dtype)
         both = [torch.stack([part.to(wide).expand(shape) for part in side]) for side in (old, parts)]
-        pairs.append((path, both[0], both[1]))
+        kinds = {item.dtype for item in (*olds, new)}
+        lowest = None if promote or len(kinds) == 1 else max(kinds, key=lambda kind: torch.finfo(kind).eps)
+        pairs.append(Pair(path, both[0], both[1], lowest))
     return _differences(pairs, list(kept))
+
+
+class Pair(NamedTuple):
+    """An argument in the rollout and now, one row each along the first dimension.
+
+    Attributes:
+        lowest: the lower precision of the two, if they had different ones and the network does not see to that.
+    """
+
+    path: str
+    old: Tensor
+    new: Tensor
+    lowest: torch.dtype | None
 
 
 def _names(before: list[tuple[str, Any]], now: list[tuple[str, Any]]) -> str:
@@ -165,21 +183,37 @@ def _other_kind(path: str, old: Any, new: Any, promote: bool) -> str | None:
         return None if same else f"{path} is {new!r}, was {old!r}"
     if old.device != new.device and old.dim() and new.dim():
         return f"{path} is on {new.device}, was on {old.device}"
-    if old.dtype != new.dtype and not promote:
+    floating = old.is_floating_point() and new.is_floating_point()
+    if old.dtype != new.dtype and not (promote or floating):
         return f"{path} is {new.dtype}, was {old.dtype}"
     return None
 
 
-def _differences(pairs: list[tuple[str, Tensor, Tensor]], places: list[int]) -> dict[int, str]:
+def _differences(pairs: list[Pair], places: list[int]) -> dict[int, str]:
     if not pairs:
         return {}
-    device = pairs[0][2].device
-    flags = [(old.to(new.device) != new).reshape(len(places), -1).any(1).to(device) for _, old, new in pairs]
-    found: dict[int, str] = {}
-    for (path, old, new), unequal in zip(pairs, torch.stack(flags).tolist(), strict=True):
+    device = pairs[0].new.device
+    flags = [(pair.old.to(pair.new.device) != pair.new).reshape(len(places), -1).any(1).to(device) for pair in pairs]
+    found: dict[int, list[str]] = {}
+    for pair, unequal in zip(pairs, torch.stack(flags).tolist(), strict=True):
         for index, bad in enumerate(unequal):
-            if bad and places[index] not in found:
-                # fp64, so that integers and booleans have a difference too
-                off = (old[index].to(new.device).double() - new[index].double()).abs().max().item()
-                found[places[index]] = f"{path} differs{BY_UP_TO}{off:.3g}"
-    return found
+            if bad or pair.lowest:
+                found.setdefault(places[index], []).append(_difference(pair, index))
+    # A row is another one for any reason but rounding.
+    return {place: min(reasons, key=lambda reason: reason.startswith(ROUNDED)) for place, reasons in found.items()}
+
+
+def _difference(pair: Pair, index: int) -> str:
+    # fp64, so that integers and booleans have a difference too
+    old, new = pair.old[index].to(pair.new.device).double(), pair.new[index].double()
+    off = (old - new).abs()
+    low = [pair.lowest] if pair.lowest else [kind for kind in LOW if _fits(old, kind) or _fits(new, kind)]
+    eps = max((torch.finfo(kind).eps for kind in low), default=0.0)
+    rounded = pair.new.is_floating_point() and bool((off <= eps * torch.maximum(old.abs(), new.abs())).all())
+    text = f"{pair.path} differs{BY_UP_TO}{off.max().item():.3g}"
+    return ROUNDED + text if rounded else text
+
+
+def _fits(values: Tensor, kind: torch.dtype) -> bool:
+    """Whether all values are ones of the lower precision."""
+    return bool((values.to(kind).double() == values).all())

@@ -14,11 +14,16 @@ from . import agree, audit, capture, guard, keep, memory, replay, settings, sync
 from .budget import Budget
 from .errors import LeanError
 from .kept import Row
-from .order import Device, Orders
+from .order import Device, Orders, held_first
 from .report import Report
 from .window import Key, Window, keys_of
 
 VERSION = "0.1.0"
+
+INPUTS_TOLD = {
+    True: "they are replayed all the same (LEANGRPO_INPUTS=rounded)",
+    False: "they are recomputed (LEANGRPO_INPUTS=rounded would replay them)",
+}
 
 
 class Lean:
@@ -64,31 +69,53 @@ class Lean:
         Raises:
             LeanError: LG601 and LG602 for settings that are wrong or differ between ranks.
         """
-        chosen = self._start()
-        self._leave_window("a new rollout began")
-        base, self._rows = self._rows, self._rows + rows
-        self._orders.forget()
-        if chosen.schedule == "recompute":
+        base = self._begin(rows)
+        if self._start().schedule != "recompute":
+            order = self._orders.draw(base, rows, steps, shuffled=shuffled, device=device)
+            self._open(base, order.positions(window, trained, batch))
+        with self._rolling_out(last=True):
             yield
-            return
-        order = self._orders.draw(base, rows, steps, shuffled, device)
-        self._windows += 1
-        self._window = Window(self._windows, base, order.positions(window, trained, batch))
-        self._window.refusal = self._budget.begin_window(self._report.say)
-        try:
-            yield
-        except BaseException:
-            self._window = None
-            raise
-        finally:
-            self.rows = None
-        self._window.end_rollout()
-        if self._wrapper is not None and self._wrapper.collective:
-            self._agree(self._window)
 
-    def row_order(self, rows: int, device: Device = None) -> Tensor:
-        """The order in which rows are trained, in place of upstream's draw: [rows] long, on `device`."""
-        return self._orders.of_rows(rows, device)
+    @contextmanager
+    def rollout_batch(
+        self, batch: int, *, batches: int, rows: int, steps: int, window: int, model: nn.Module
+    ) -> Iterator[None]:
+        """The rollout of one batch out of several that are then trained together; the first one opens a window.
+
+        Their samples are collated, perhaps some of them left out, perhaps shuffled (:meth:`row_order`), and trained in
+        as many batches again, each from the first step to the last.
+
+        Args:
+            batch, batches: which batch this is, from 0, and how many there are.
+            rows: samples per batch.
+            steps: trajectory steps that are trained.
+            window: how many batches the first optimizer update consumes.
+            model: the network as upstream trains it, which need not be how the rollout calls it.
+
+        Raises:
+            LeanError: LG601 and LG602 for settings that are wrong or differ between ranks.
+        """
+        if batch == 0:
+            base, chosen = self._begin(batches * rows), self._start()
+            order = self._orders.draw(base, batches * rows, steps, in_order=True)
+            if chosen.schedule != "recompute":
+                first = batches if chosen.order == "upstream" else min(window, batches)
+                self._open(base, order.positions(first * rows, steps, rows), model)
+        self.rows = range(batch * rows, (batch + 1) * rows)
+        with self._rolling_out(last=batch == batches - 1):
+            yield
+
+    def row_order(self, rows: int, device: Device = None, ids: Tensor | None = None) -> Tensor:
+        """The order in which rows are trained, in place of upstream's draw: [rows] long, on `device`.
+
+        Args:
+            ids: `lean_row` of the samples now, where upstream shuffles what :meth:`rollout_batch` drew. Those that the
+                first update is to train come first then, unless LEANGRPO_ORDER is `upstream`.
+        """
+        drawn, window = self._orders.of_rows(rows, device), self._window
+        if ids is None or window is None or window.replayed or window.recomputed or self._start().order == "upstream":
+            return drawn
+        return held_first(drawn, ids, {row for row, _ in window.positions})
 
     def step_order(self, rows: int, steps: int, device: Device = None) -> Tensor:
         """The order in which each row's steps are trained, in place of upstream's draw: [rows, steps] long."""
@@ -135,7 +162,7 @@ class Lean:
         window = self._window
         if window is None or window.updating or rows is None:
             return net(*args, **kwargs)
-        wrapper, chosen = self._classify(net), self._start()
+        wrapper, chosen = self._classify(net, rollout=True), self._start()
         if not window.probed and wrapper.kind == "fsdp2" and wrapper.collective:
             # Looking at weights makes FSDP2 give up gathered ones. Ranks keep calls of other steps, but must gather
             # again in the same one.
@@ -185,13 +212,15 @@ class Lean:
             for key in keys:
                 if key in reasons and key not in window.passed_by:
                     window.count(reasons[key])
+            if window.rounded:
+                self._report.once(f"inputs of the update {window.rounded}: {INPUTS_TOLD[window.rounding_allowed]}")
         if len(held) < len(keys):
             self._before_native(window, wrapper, net)
             window.recomputed += len(keys) - len(held)
         if not held:
             return self._native(net, args, kwargs)
         replayed = replay.Replay(net, keys, held, args, kwargs)
-        result = replayed.run(window)
+        result = replayed.run(window, self._native)
         if self._start().audits(window.number, sync.bare(net) in self._audited):
             self._calls.append(replayed.for_audit())
         return result
@@ -207,10 +236,14 @@ class Lean:
             LeanError: LG604, LG607, LG609 if the gradient could not be trusted; the optimizer has not stepped then.
         """
         window, flush = self._window, ""
-        if window is not None and window.updating and window.replayed and self._net is not None:
-            wrapper = self._classify(self._net)
-            flush = wrapper.flush
-            self._settle(window, wrapper, self._net, last=True)
+        if window is not None and window.updating:
+            # Ranks under DDP replay and recompute each on its own, but all of them average.
+            if self._apart(model) or (self._net is not None and self._apart(self._net)):
+                flush = "flat"
+            if window.replayed and self._net is not None:
+                wrapper = self._classify(self._net)
+                flush = wrapper.flush
+                self._settle(window, wrapper, self._net, last=True)
         self._average(model, flush)
         if window is not None and window.updating:
             self._leave_window(None, flush)
@@ -230,14 +263,54 @@ class Lean:
                 register_optimizer_step_pre_hook(self._before_step)
         return self._settings
 
-    def _classify(self, net: nn.Module) -> sync.Wrapper:
+    def _begin(self, rows: int) -> int:
+        """A rollout of so many rows begins; returns the id of the first one."""
+        self._start()
+        self._leave_window("a new rollout began")
+        self._orders.forget()
+        base, self._rows = self._rows, self._rows + rows
+        return base
+
+    def _open(self, base: int, positions: dict[tuple[int, int], int], model: nn.Module | None = None) -> None:
+        self._windows += 1
+        self._window = Window(self._windows, base, positions)
+        self._window.rounding_allowed = self._start().inputs == "rounded"
+        self._window.refusal = self._budget.begin_window(self._report.say)
+        if model is not None:
+            self._window.refusal = self._classify(model).refusal or self._window.refusal
+
+    @contextmanager
+    def _rolling_out(self, last: bool) -> Iterator[None]:
+        """Around a rollout, or one batch of it; after the last one the kept graphs are there to be used."""
+        try:
+            yield
+        except BaseException:
+            self._window = None
+            raise
+        finally:
+            self.rows = None
+        if last and self._window is not None:
+            self._window.end_rollout()
+            if self._wrapper is not None and self._wrapper.collective:
+                self._agree(self._window)
+
+    def _classify(self, net: nn.Module, rollout: bool = False) -> sync.Wrapper:
+        """How to treat `net`. A rollout may go around the wrapper; that is not what a user should be told about."""
         if self._net is not net or self._wrapper is None:
             late = self._start().sync == "late"
+            around = rollout and self._net is not None and sync.bare(self._net) is sync.bare(net)
             self._net, self._wrapper = net, sync.classify(net, late)
-            told = self._wrapper.told(late)
+            told = "" if around else self._wrapper.told(late)
             if told:
                 self._report.once(told)
         return self._wrapper
+
+    def _apart(self, net: nn.Module) -> bool:
+        """Whether ranks go through this update each on its own, and average their gradients at its end."""
+        if self._window is None or not self._window.updating:
+            return False
+        wrapper = sync.classify(net)
+        return wrapper.flush == "flat" and not wrapper.refusal
 
     def _with_room(self, net: nn.Module, wrapper: sync.Wrapper, device: torch.device) -> sync.Wrapper:
         """One backward for all graphs only where every rank has room for it, else one after the other from here on."""
@@ -254,9 +327,9 @@ class Lean:
         window.keep_prefix(window.agreed, "beyond what every rank holds")
 
     def _native(self, net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A native call of the update; if gradients are averaged late, DDP does not communicate in its backward."""
+        """A native call of the update. DDP communicates in it only if every rank makes it, or will in its place."""
         late = self._settings is not None and self._settings.sync == "late"
-        with sync.unsynchronised(net) if late else nullcontext():
+        with sync.alone(net) if late or self._apart(net) else nullcontext():
             return net(*args, **kwargs)
 
     def _before_native(self, window: Window, wrapper: sync.Wrapper, net: nn.Module) -> None:

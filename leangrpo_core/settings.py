@@ -13,11 +13,15 @@ from .errors import LeanError
 
 SCHEDULES = ("retain", "recompute")
 SYNCS = ("upstream", "late")
+ORDERS = ("held-first", "upstream")
+INPUTS = ("exact", "rounded")
 ALLOWED = {
     "schedule": " or ".join(SCHEDULES),
     "budget_gb": "measured, unlimited, or a number of gigabytes (1e9 bytes) per rank, 0 or more",
     "sync": " or ".join(SYNCS),
     "audit": "first, off, or every:N with N >= 1",
+    "order": " or ".join(ORDERS),
+    "inputs": " or ".join(INPUTS),
 }
 # Variables of the kit that are no settings of a run and may be set beside them.
 NOT_SETTINGS = {"LEANGRPO_REPORT_DIR", "LEANGRPO_CACHE", "LEANGRPO_VENV"}
@@ -33,12 +37,17 @@ class Settings:
         sync: `upstream` reduces gradients over the ranks as often as upstream does; `late` once per update under FSDP1
             where there is room for it, under FSDP2, and also where upstream leaves every rank alone.
         audit: which windows are compared with a native recomputation: `first` that can be judged, `off`, `every:N`.
+        order: where upstream shuffles the samples of a rollout over several updates: `held-first` trains those whose
+            graphs are held first; `upstream` leaves the order alone and holds the graphs of all.
+        inputs: whether an input of the update may be the rollout's but for rounding: `exact` or `rounded`.
     """
 
     schedule: str = "retain"
     budget_gb: float | None = None
     sync: str = "upstream"
     audit: str = "first"
+    order: str = "held-first"
+    inputs: str = "exact"
 
     @property
     def budget_bytes(self) -> float | None:
@@ -56,7 +65,8 @@ class Settings:
     def text(self) -> str:
         """One line, equal on all ranks of a sound run."""
         budget = "measured" if self.budget_gb is None else f"{self.budget_gb:g}".replace("inf", "unlimited")
-        return f"schedule={self.schedule} budget_gb={budget} sync={self.sync} audit={self.audit}"
+        names = ("sync", "audit", "order", "inputs")
+        return " ".join([f"schedule={self.schedule} budget_gb={budget}", *(f"{n}={getattr(self, n)}" for n in names)])
 
     def digest(self) -> str:
         """A short hash of the settings, for the start line."""
@@ -88,18 +98,17 @@ def parse(values: Mapping[str, str]) -> Settings:
         hint = f"did you mean {near[0]}? " if near else ""
         names = ", ".join(f"{name} (LEANGRPO_{name.upper()})" for name in unknown)
         raise LeanError("LG601", f"unknown setting {names}", f"{hint}known settings: {known}")
-    schedule = values.get("schedule", Settings.schedule)
-    if schedule not in SCHEDULES:
-        raise _refuse("schedule", schedule)
-    sync = values.get("sync", Settings.sync)
-    if sync not in SYNCS:
-        raise _refuse("sync", sync)
+    words = {"schedule": SCHEDULES, "sync": SYNCS, "order": ORDERS, "inputs": INPUTS}
+    for name, allowed in words.items():
+        if values.get(name, allowed[0]) not in allowed:
+            raise _refuse(name, values[name])
+    chosen = {name: values[name] for name in words if name in values}
     audit = values.get("audit", Settings.audit)
     every = audit.removeprefix("every:")
     if audit not in ("first", "off") and not (audit.startswith("every:") and every.isdecimal() and int(every) >= 1):
         raise _refuse("audit", audit)
     budget = _number("budget_gb", values["budget_gb"]) if "budget_gb" in values else None
-    return Settings(schedule, budget, sync, audit)
+    return Settings(budget_gb=budget, audit=audit, **chosen)
 
 
 def read_file(path: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from . import fsdp1, layermajor
-from .agree import device, everyones, world_size
+from .agree import anyones, everyones, world_size
 from .cutting import Cuts, cutting
 from .errors import LeanError
 from .guard import FSDPModule, checksum
@@ -81,7 +81,7 @@ def classify(net: nn.Module, late: bool = False) -> Wrapper:
             refusal = "DDP over a part of the ranks is not supported yet"
         elif getattr(net, "_comm_hooks", None):
             refusal = "DDP with a communication hook is not supported yet"
-        return Wrapper("ddp", "flat" if several else "in order", several, refusal=refusal)
+        return Wrapper("ddp", "flat" if several else "in order", refusal=refusal)
     if isinstance(net, FullyShardedDataParallel):
         # On one rank FSDP1 neither shards nor reduces.
         return _fsdp1(net, late) if several else Wrapper("fsdp1", "in order", refusal=_offloaded(net))
@@ -161,6 +161,23 @@ def unsynchronised(net: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def alone(net: nn.Module) -> Iterator[None]:
+    """A forward through DDP that communicates nothing, nor its backward, and leaves no trace in the wrapper.
+
+    Other ranks may replay in place of this call, so even the flag for buffers must be as if it had not been made.
+    """
+    if isinstance(net, DistributedDataParallel):
+        flag, net.require_forward_param_sync = net.require_forward_param_sync, False
+        try:
+            with net.no_sync():
+                yield
+        finally:
+            net.require_forward_param_sync = flag
+    else:
+        yield
+
+
+@contextmanager
 def keeping(net: nn.Module, wrapper: Wrapper) -> Iterator[fsdp1.Held | Cuts | None]:
     """Around a forward whose graph is held. Yields what its backward will need.
 
@@ -194,9 +211,8 @@ def flat_mean(parameters: Sequence[nn.Parameter]) -> None:
     A rank without a gradient for a parameter takes part with zeros. A parameter without a gradient on every rank keeps
     None, since AdamW treats None and zeros differently.
     """
-    has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=device())
-    dist.all_reduce(has, op=dist.ReduceOp.MAX)
-    used = [p for p, some in zip(parameters, has.tolist(), strict=True) if some]
+    has = anyones([p.grad is not None for p in parameters])
+    used = [p for p, some in zip(parameters, has, strict=True) if some]
     for kind in sorted({(str(p.dtype), str(p.device)) for p in used}):
         group = [p for p in used if (str(p.dtype), str(p.device)) == kind]
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in group]

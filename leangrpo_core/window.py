@@ -53,6 +53,8 @@ class Window:
         net, seen: the network whose calls are kept, and what they depended on besides their arguments.
         refusal: why the window keeps nothing more; empty as long as it may.
         turned_away: steps that were held for other inputs than the update's.
+        rounding_allowed: whether a step may be replayed for inputs that differ by rounding.
+        rounded: which input did, in words; empty as long as none has.
         agreed: how many leading places every rank holds, once ranks have compared.
         native_only: some rank had to recompute, so from here on all do.
         updating: the rollout is over.
@@ -80,6 +82,8 @@ class Window:
     looked_at: bool = False
     refusal: str = ""
     turned_away: int = 0
+    rounding_allowed: bool = False
+    rounded: str = ""
     ambiguous: set[Key] = field(default_factory=set)
     passed_by: set[Key] = field(default_factory=set)
     meter: Meter = field(default_factory=Meter)

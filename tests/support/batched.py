@@ -35,6 +35,7 @@ class Network(nn.Module):
         self.enter, self.leave = nn.Linear(8, WIDTH), nn.Linear(WIDTH, 8)
         self.time, self.prompt = nn.Linear(1, WIDTH), nn.Linear(8, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.register_buffer("gain", torch.tensor([1.0]))  # DDP shares buffers in some forwards
         self.calls: list[tuple[str, int]] = []  # grad or no_grad, and how many samples
 
     def forward(
@@ -45,7 +46,7 @@ class Network(nn.Module):
         x = self.enter(latents) + time[:, None] + self.prompt(prompts)[:, None]
         for block in self.blocks:
             x = block(x)
-        out = self.leave(x) * scale
+        out = self.leave(x) * scale * self.gain
         return Output(out) if return_dict else (out,)
 
 

@@ -244,12 +244,12 @@ def test_two_ranks(kind: str, config: dict[str, Any]) -> None:
 
 def over_budget(rank: int, world: int, lean: bool) -> tuple[Result, list[dict[str, Any]]]:
     memory.Sizes.fits = lambda self, budget_bytes: 9 if rank else 100  # in this forked process only
-    return rank_job(rank, world, "around", lean, {"rollouts": 1})
+    return rank_job(rank, world, "around", lean, {"rollouts": 2, "inner_epochs": 2})
 
 
 def test_a_budget_on_one_rank_only() -> None:
-    """Whole calls are replayed or recomputed, the same ones on every rank."""
+    """Each rank replays what it holds; its first forwards through DDP, which share buffers, are not another rank's."""
     ours, native = (ranks.run(over_budget, 2, lean) for lean in (True, False))
-    for (lean, windows), (theirs, _) in zip(ours, native, strict=True):
+    for (lean, windows), (theirs, _), held in zip(ours, native, (32, 9), strict=True):
         assert_same(lean, theirs, rtol=EXACT)
-        assert (windows[0]["replayed"], windows[0]["recomputed"]) == (8, 24)
+        assert (windows[0]["replayed"], windows[0]["recomputed"]) == (held, 32 - held)

@@ -12,7 +12,7 @@ from leangrpo_core.errors import CODES, LeanError
 def test_defaults() -> None:
     found = settings.parse({})
     assert found == settings.Settings("retain", None, "upstream", "first")
-    assert found.text() == "schedule=retain budget_gb=measured sync=upstream audit=first"
+    assert found.text() == "schedule=retain budget_gb=measured sync=upstream audit=first order=held-first inputs=exact"
 
 
 @pytest.mark.parametrize(
