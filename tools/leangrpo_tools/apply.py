@@ -129,10 +129,11 @@ def apply(
     result.fetch_seconds = seconds
     if fresh and isinstance(entry, lock.GitEntry):
         missing = [path for path in entry.exclude if not (folder / path).exists()]
-        command = f"git -C {folder} sparse-checkout disable"
-        result.notices += [
-            f"{path} is not checked out, no patched script reads it; to have it: {command}" for path in missing
-        ]
+        if missing:
+            result.notices.append(
+                f"not checked out, since some mirrors lack large files: {', '.join(missing)}; to have them: "
+                f"git -C {folder} sparse-checkout disable"
+            )
     return result
 
 

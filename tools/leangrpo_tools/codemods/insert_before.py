@@ -15,8 +15,8 @@ After, with ``function: train``, ``call: optimizer.step``, ``place: block``, ``s
             norm = clip()
             optimizer.step()
 
-``place: statement`` puts it directly above; ``assigns: NAME`` instead of ``call`` looks for an assignment. Two anchors
-in one block are one place.
+``place: statement`` puts it directly above; ``assigns: NAME`` instead of ``call`` looks for an assignment, also to an
+item (``samples["rewards"]``). Two anchors in one block are one place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import libcst as cst
 
 from leangrpo_tools.codemods.base import Found, Match, call_candidates, function_candidates
 from leangrpo_tools.codemods.params import InsertBefore
-from leangrpo_tools.codemods.source import Source, dotted
+from leangrpo_tools.codemods.shape import assigns
+from leangrpo_tools.codemods.source import Source
 
 
 def find(source: Source, params: InsertBefore) -> Found:
@@ -56,10 +57,9 @@ def find(source: Source, params: InsertBefore) -> Found:
 def _anchors(source: Source, params: InsertBefore) -> list[cst.CSTNode]:
     if params.call:
         return list(source.calls(params.call, params.function))
-    targets = [
+    return [
         node
         for function in source.functions(params.function)
         for node in source.nodes(function)
-        if isinstance(node, (cst.AssignTarget, cst.AnnAssign))
+        if isinstance(node, (cst.AssignTarget, cst.AnnAssign)) and assigns(source, node, params.assigns or "")
     ]
-    return [node for node in targets if dotted(node.target) == params.assigns]

@@ -93,6 +93,8 @@ class WrapCall(Params):
     wrapper: Dotted
     arguments: list[Expression] = []
     keywords: dict[Name, Expression] = {}
+    assigns: Expression | None = None
+    outside: Dotted | None = None
 
 
 class WrapInWith(Params):
@@ -100,6 +102,15 @@ class WrapInWith(Params):
 
     function: Dotted
     call: Dotted
+    context: Expression
+
+
+class AddToWith(Params):
+    """See ``codemods/add_to_with.py``."""
+
+    function: Dotted
+    call: Dotted
+    beside: Expression
     context: Expression
 
 
@@ -116,7 +127,7 @@ class InsertBefore(Params):
 
     function: Dotted
     call: Dotted | None = None
-    assigns: Dotted | None = None
+    assigns: Expression | None = None
     place: Literal["statement", "block"] = "statement"
     statement: Statement
 
@@ -133,6 +144,7 @@ PARAMS: dict[str, type[Params]] = {
     "add_argument": AddArgument,
     "wrap_call": WrapCall,
     "wrap_in_with": WrapInWith,
+    "add_to_with": AddToWith,
     "replace_expression": ReplaceExpression,
     "insert_before": InsertBefore,
 }

@@ -9,6 +9,7 @@ from typing import Any
 from leangrpo_tools.codemods import (
     add_argument,
     add_parameter,
+    add_to_with,
     insert_before,
     insert_import,
     replace_expression,
@@ -23,6 +24,7 @@ CODEMODS: dict[str, Callable[[Any, Any], Found]] = {
     "add_argument": add_argument.find,
     "wrap_call": wrap_call.find,
     "wrap_in_with": wrap_in_with.find,
+    "add_to_with": add_to_with.find,
     "replace_expression": replace_expression.find,
     "insert_before": insert_before.find,
 }

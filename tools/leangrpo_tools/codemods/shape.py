@@ -7,6 +7,8 @@ from typing import Any
 
 import libcst as cst
 
+from leangrpo_tools.codemods.source import Source
+
 _IGNORED = {"lpar", "rpar", "comma", "semicolon", "equal", "leading_lines", "trailing_whitespace", "header", "footer"}
 
 
@@ -38,6 +40,11 @@ def _same(pattern: Any, node: Any, held: dict[str, cst.CSTNode]) -> bool:
             return False
         return all(_same(one, other, held) for one, other in zip(pattern, node, strict=True))
     return pattern == node
+
+
+def assigns(source: Source, node: cst.AssignTarget | cst.AnnAssign, target: str) -> bool:
+    """Whether an assignment is to that target, by shape: a name, an attribute, an item."""
+    return captures(source.expression(target), node.target) is not None
 
 
 def substitute(node: cst.CSTNode, held: dict[str, cst.CSTNode]) -> cst.CSTNode:

@@ -17,7 +17,8 @@ After, with ``function: step``, ``call: network``, ``wrapper: lean.rollout_call`
             scale=2,
         )
 
-``keywords`` go behind the last positional argument.
+``keywords`` go behind the last positional argument. Of several such calls ``assigns: NAME`` means those whose statement
+assigns that name, and ``outside: CONTEXT`` those that are in no ``with CONTEXT(...)`` block.
 """
 
 from __future__ import annotations
@@ -29,22 +30,38 @@ import libcst as cst
 from leangrpo_tools.codemods.base import Found, Match, call_candidates
 from leangrpo_tools.codemods.lists import lone_generator, without_comment
 from leangrpo_tools.codemods.params import WrapCall
-from leangrpo_tools.codemods.source import Source
+from leangrpo_tools.codemods.shape import assigns
+from leangrpo_tools.codemods.source import Source, dotted
 
 _SPACE = cst.SimpleWhitespace(" ")
 
 
 def find(source: Source, params: WrapCall) -> Found:
     """The calls of that name in that function."""
-    found = Found(f"{params.call}(...) in {params.function}")
+    to = f"{params.assigns} = " if params.assigns else ""
+    without = f" outside of {params.outside}(...)" if params.outside else ""
+    found = Found(f"{to}{params.call}(...) in {params.function}{without}")
 
     def rewrite(node: cst.CSTNode) -> cst.CSTNode:
         return _wrapped(source, cast(cst.Call, node), params)
 
     for call in source.calls(params.call, params.function):
+        if not _meant(source, call, params):
+            continue
         found.matches.append(Match(call, source.line(call), rewrite))
     found.candidates = call_candidates(source, params.function, params.call)
     return found
+
+
+def _meant(source: Source, call: cst.Call, params: WrapCall) -> bool:
+    around = list(source.above(call))
+    if params.assigns is not None:
+        statement = next((node for node in around if isinstance(node, (cst.Assign, cst.AnnAssign))), None)
+        targets = statement.targets if isinstance(statement, cst.Assign) else [statement] if statement else []
+        if not any(assigns(source, target, params.assigns) for target in targets):
+            return False
+    items = [item.item for node in around if isinstance(node, cst.With) for item in node.items]
+    return not any(isinstance(item, cst.Call) and dotted(item.func) == params.outside for item in items)
 
 
 def _wrapped(source: Source, call: cst.Call, params: WrapCall) -> cst.Call:

@@ -1,0 +1,6 @@
+def train(prompts):
+    with (
+        torch.no_grad(),
+        timer(),
+    ):
+        sample(prompts)

@@ -1,0 +1,8 @@
+def train(prompts):
+    with (
+        torch.no_grad(),
+        timer(), lean.rollout(
+        rows=len(prompts), steps=3,
+    )
+    ):
+        sample(prompts)

@@ -1,0 +1,3 @@
+def train(samples):
+    samples["rewards"]["all"] = samples["rewards"]["mean"]
+    samples["rewards"]["mean"] = 0
