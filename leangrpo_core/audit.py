@@ -36,8 +36,9 @@ class Call:
         enabled, dtype = self.rows[0].call.autocast
         kept = outputs_of(self.rows)
         device = kept[0][0].device.type
-        with torch.enable_grad(), torch.autocast(device, dtype=dtype, enabled=enabled), sync.alone(self.net):
-            outs = [out for out in tensors_of(self.net(*self.args, **self.kwargs)) if out.requires_grad]
+        net, args, kwargs = sync.around_ddp(self.net, self.args, self.kwargs)
+        with torch.enable_grad(), torch.autocast(device, dtype=dtype, enabled=enabled):
+            outs = [out for out in tensors_of(net(*args, **kwargs)) if out.requires_grad]
         off = size = 0.0
         for out, (value, _) in zip(outs, kept, strict=True):
             off += (out.detach().double() - value.double()).square().sum().item()

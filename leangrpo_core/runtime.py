@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
@@ -163,6 +163,8 @@ class Lean:
         if window is None or window.updating or rows is None:
             return net(*args, **kwargs)
         wrapper, chosen = self._classify(net, rollout=True), self._start()
+        if not wrapper.refusal:
+            net, args, kwargs = sync.around_ddp(net, args, kwargs)
         if not window.probed and wrapper.kind == "fsdp2" and wrapper.collective:
             # Looking at weights makes FSDP2 give up gathered ones. Ranks keep calls of other steps, but must gather
             # again in the same one.
@@ -329,8 +331,9 @@ class Lean:
     def _native(self, net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A native call of the update. DDP communicates in it only if every rank makes it, or will in its place."""
         late = self._settings is not None and self._settings.sync == "late"
-        with sync.alone(net) if late or self._apart(net) else nullcontext():
-            return net(*args, **kwargs)
+        if late or self._apart(net):
+            net, args, kwargs = sync.around_ddp(net, args, kwargs)
+        return net(*args, **kwargs)
 
     def _before_native(self, window: Window, wrapper: sync.Wrapper, net: nn.Module) -> None:
         """Walks what was replayed so far, so that gradients add up in upstream's order, before a native call.

@@ -7,6 +7,7 @@ collective there. Each statement here is a test of the kit on two ranks or more 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from .agree import anyones, everyones, world_size
 from .cutting import Cuts, cutting
 from .errors import LeanError
 from .guard import FSDPModule, checksum
+from .values import map_tensors, rebuildable
 
 
 def same_settings(text: str) -> None:
@@ -79,6 +81,8 @@ def classify(net: nn.Module, late: bool = False) -> Wrapper:
             refusal = "DDP with static_graph cannot hold graphs"
         elif dist.get_world_size(net.process_group) != world_size():
             refusal = "DDP over a part of the ranks is not supported yet"
+        elif getattr(net, "mixed_precision", None) is not None:
+            refusal = "DDP with mixed_precision of its own is not supported yet"
         elif getattr(net, "_comm_hooks", None):
             refusal = "DDP with a communication hook is not supported yet"
         return Wrapper("ddp", "flat" if several else "in order", refusal=refusal)
@@ -128,12 +132,14 @@ def bare(net: nn.Module) -> nn.Module:
 
 
 def innermost(net: nn.Module) -> nn.Module:
-    """The network inside DDP, FSDP1 and `torch.compile`: its `forward` has the signature that callers know."""
+    """The network inside DDP, FSDP1, `torch.compile` and peft: its `forward` has the signature that callers know."""
     while True:
         inner = getattr(net, "_orig_mod", None)
         if isinstance(net, (DistributedDataParallel, FullyShardedDataParallel)):
             inner = net.module
-        if not isinstance(inner, nn.Module):
+        elif callable(getattr(net, "get_base_model", None)):  # peft hands arguments on as they are
+            inner = net.get_base_model()  # type: ignore[operator]
+        if not isinstance(inner, nn.Module) or inner is net:
             return net
         net = inner
 
@@ -146,35 +152,21 @@ def casts_inputs(net: nn.Module) -> bool:
     return precision.param_dtype is not None and (precision.cast_root_forward_inputs or precision.cast_forward_inputs)
 
 
-@contextmanager
-def unsynchronised(net: nn.Module) -> Iterator[None]:
-    """DDP reads at the forward whether its backward will communicate: that of a kept graph must not.
+Call = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
-    Its flag for buffers is left as a forward under no_grad leaves it, so that ranks which keep this call and ranks
-    which do not go on alike.
+
+def around_ddp(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """The same call of the network inside DDP, so that neither it nor its backward communicates.
+
+    A call through the wrapper does, even inside `no_sync`: one of them shares buffers, another agrees on the buckets.
+    Between a rollout and its update ranks make unequal numbers of calls, so none goes through the wrapper.
     """
-    if isinstance(net, DistributedDataParallel):
-        with net.no_sync():
-            yield
-    else:
-        yield
-
-
-@contextmanager
-def alone(net: nn.Module) -> Iterator[None]:
-    """A forward through DDP that communicates nothing, nor its backward, and leaves no trace in the wrapper.
-
-    Other ranks may replay in place of this call, so even the flag for buffers must be as if it had not been made.
-    """
-    if isinstance(net, DistributedDataParallel):
-        flag, net.require_forward_param_sync = net.require_forward_param_sync, False
-        try:
-            with net.no_sync():
-                yield
-        finally:
-            net.require_forward_param_sync = flag
-    else:
-        yield
+    if not isinstance(net, DistributedDataParallel):
+        return net, args, kwargs
+    if net.device_ids and rebuildable((args, kwargs)):  # DDP moves the arguments there
+        device = next(net.parameters()).device
+        args, kwargs = map_tensors((args, kwargs), lambda tensor: tensor.to(device))
+    return net.module, args, kwargs
 
 
 @contextmanager
@@ -183,15 +175,14 @@ def keeping(net: nn.Module, wrapper: Wrapper) -> Iterator[fsdp1.Held | Cuts | No
 
     FSDP1 remembers one forward only, so that is what it left for this one; for `layer-major` the cuts in the graph.
     """
-    with unsynchronised(net):
-        if wrapper.flush == "armed":
-            with fsdp1.holding(net) as held:
-                yield held
-        elif wrapper.flush == "layer-major":
-            with cutting(net) as cuts:
-                yield cuts
-        else:
-            yield None
+    if wrapper.flush == "armed":
+        with fsdp1.holding(net) as held:
+            yield held
+    elif wrapper.flush == "layer-major":
+        with cutting(net) as cuts:
+            yield cuts
+    else:
+        yield None
 
 
 @contextmanager

@@ -175,6 +175,10 @@ class Script:
         """Whether the native runs have to average gradients over the ranks, which this upstream does not do."""
         return config.sync == "late" and config.ranks > 1 and not self.synchronised
 
+    def stand_ins(self, config: Config) -> tuple[str, ...]:
+        """What native runs are given because of the patched run's settings, by name."""
+        return ("averaged",) if self.averaged(config) else ()
+
     def regrouped(self, config: Config) -> tuple[Config, str] | None:
         """A configuration in which upstream trains the same samples in other batches, and that in words; or None.
 

@@ -18,8 +18,7 @@ MARGIN = 3.0
 
 def native_runs(stage: Stage, tree: Path, session: Session, say: Callable[[str], None]) -> Native:
     """Two runs of the unpatched tree, or those that an earlier rehearsal of the session made. LG401 if they fail."""
-    # Without a stand-in native runs do not depend on `sync`.
-    key = native_key(stage.module, tree, stage.config, averaged=stage.script.averaged(stage.config))
+    key = native_key(stage.module, tree, stage.config, stage.script.stand_ins(stage.config))
     known = session.native.get(key)
     # Injections into native runs are rare, and their results belong to nobody else.
     private = any(not {"native", "native-again"}.isdisjoint(item.variants) for item in stage.injections)

@@ -65,6 +65,6 @@ class Session:
         self.close()
 
 
-def native_key(module: str, tree: Path, config: Config, averaged: bool = False) -> tuple[Any, ...]:
-    """What a native run depends on: not on the settings of the patched one, unless its gradients are `averaged`."""
-    return module, str(tree), averaged, dataclasses.replace(config, schedule="", budget_gb="", sync="")
+def native_key(module: str, tree: Path, config: Config, stand_ins: tuple[str, ...] = ()) -> tuple[Any, ...]:
+    """What a native run depends on: not on the settings of the patched one, unless they ask for `stand_ins`."""
+    return module, str(tree), stand_ins, dataclasses.replace(config, schedule="", budget_gb="", sync="")
