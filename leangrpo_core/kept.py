@@ -59,6 +59,7 @@ class Kept:
         self.held: Held | Cuts | None = None  # what the backward needs of the forward besides its graph
         self.waiting: set[int] = set()  # rows that an update may still ask for
         self.taken: list[int] = []
+        self.loss = 0  # calls with the same number are parts of one loss
         self._container = map_tensors(result, self._cut)
 
     def _cut(self, out: Tensor) -> Tensor:

@@ -154,8 +154,9 @@ def _as_many_everywhere(calls: Sequence[Kept]) -> bool:
 def walk(window: Window, wrapper: sync.Wrapper, net: nn.Module, calls: Sequence[Kept]) -> None:
     """Runs the graphs of consumed calls backward and lets them go.
 
-    In the order of consumption, which adds gradients up in upstream's order; jointly where the wrapper demands it; unit
-    by unit where that was asked for. A call without a gradient on this rank takes part with zeros.
+    In the order of consumption, the calls that one loss is made of in one backward, as natively: so gradients add up in
+    upstream's order. All jointly where the wrapper demands it; unit by unit where that was asked for. A call without a
+    gradient on this rank takes part with zeros.
 
     Raises:
         LeanError: LG604 if weights changed since the rollout, on every rank where the wrapper communicates; LG610 if
@@ -179,17 +180,29 @@ def walk(window: Window, wrapper: sync.Wrapper, net: nn.Module, calls: Sequence[
         walk_layer_major(net, [_with_cuts(call) for call in calls])
         return
     if jointly:
-        ready = [(call.cotangents(), call.release()) for call in calls]
-        outs = [out for _, call_outs in ready for out in call_outs]
-        if outs:
-            torch.autograd.backward(outs, [grad for grads, _ in ready for grad in grads])
+        _walk_jointly(calls)
         return
-    calls = list(reversed(calls))
-    while calls:  # taken off one by one, so that each graph is freed before the next is walked
-        call = calls.pop()
-        with sync.walking(net, call.held):
-            torch.autograd.backward(call.release(), call.cotangents())
+    waiting = list(reversed(calls))
+    while waiting:  # taken off one by one, so that each graph is freed before the next is walked
+        call = waiting.pop()
+        if wrapper.communicates:
+            with sync.walking(net, call.held):
+                torch.autograd.backward(call.release(), call.cotangents())
+        else:
+            same = [call]
+            while waiting and waiting[-1].loss == call.loss:
+                same.append(waiting.pop())
+            _walk_jointly(same)
+            del same
         del call
+
+
+def _walk_jointly(calls: Sequence[Kept]) -> None:
+    """All graphs in one backward, as autograd walks the calls that one loss is made of."""
+    ready = [(call.cotangents(), call.release()) for call in calls]
+    outs = [out for _, call_outs in ready for out in call_outs]
+    if outs:
+        torch.autograd.backward(outs, [grad for grads, _ in ready for grad in grads])
 
 
 def _some_everywhere(calls: Sequence[Kept]) -> None:

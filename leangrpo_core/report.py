@@ -37,9 +37,10 @@ class Report:
         if agree.rank() == 0:
             print(f"[leangrpo] {text}", flush=True)
 
-    def once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def once(self, text: str, about: str = "") -> None:
+        """Says a text, or the first one about something, once in a run."""
+        if (about or text) not in self._said:
+            self._said.add(about or text)
             self.say(text)
 
     def start(self, settings: Settings, version: str) -> None:

@@ -215,7 +215,8 @@ class Lean:
                 if key in reasons and key not in window.passed_by:
                     window.count(reasons[key])
             if window.rounded:
-                self._report.once(f"inputs of the update {window.rounded}: {INPUTS_TOLD[window.rounding_allowed]}")
+                told = f"in the update {window.rounded}: {INPUTS_TOLD[window.rounding_allowed]}"
+                self._report.once(told, about="rounded inputs")
         if len(held) < len(keys):
             self._before_native(window, wrapper, net)
             window.recomputed += len(keys) - len(held)

@@ -52,6 +52,7 @@ class Window:
         calls, measured: kept calls, and of how many the bytes were followed.
         net, seen: the network whose calls are kept, and what they depended on besides their arguments.
         refusal: why the window keeps nothing more; empty as long as it may.
+        losses: how many losses went backward between calls that were consumed.
         turned_away: steps that were held for other inputs than the update's.
         rounding_allowed: whether a step may be replayed for inputs that differ by rounding.
         rounded: which input did, in words; empty as long as none has.
@@ -81,6 +82,7 @@ class Window:
     audits: list[float] = field(default_factory=list)
     looked_at: bool = False
     refusal: str = ""
+    losses: int = 0
     turned_away: int = 0
     rounding_allowed: bool = False
     rounded: str = ""
@@ -127,8 +129,11 @@ class Window:
     def take(self, keys: Iterable[Key]) -> list[Row]:
         """Hands rows to an update, each once."""
         rows = [self.let_go(key) for key in keys]
+        if self.consumed and self.consumed[-1].has_gradients(every=False):
+            self.losses += 1
         for row in rows:
             if not row.call.taken:
+                row.call.loss = self.losses
                 self.consumed.append(row.call)
             row.call.taken.append(row.place)
         self.replayed += len(rows)
