@@ -29,6 +29,23 @@ class Asked:
     other_gb: float
 
 
+@dataclass(frozen=True)
+class Blocked:
+    """Why nothing can be replayed; what would help, if anything, and whether that is a setting of the kit."""
+
+    why: str
+    help: str | None = None
+    meaning: str = ""
+    setting: bool = False
+
+
+_DEEPSPEED = Blocked(
+    "the launch file starts DeepSpeed, whose engine the runtime leaves alone",
+    "--config_file with distributed_type: MULTI_GPU",
+    "DDP in place of DeepSpeed: every GPU then holds all weights in fp32",
+)
+
+
 def plan(upstream: str, known: Facts, config: ConfigFacts, asked: Asked) -> PlanReport:
     """Read the preset, by the launch file or by its name, and predict what the patch changes. Raises as `plan`."""
     training = asked.launch_file and launch.find_training(
@@ -36,8 +53,8 @@ def plan(upstream: str, known: Facts, config: ConfigFacts, asked: Asked) -> Plan
     )
     flagged, overrides = preset.in_words(training.after, config.flag) if training else (None, [])
     wanted = asked.preset or flagged
-    if wanted is None:
-        what = f"--{config.flag} is not given in the launch file"
+    if wanted is None or "$" in wanted:
+        what = f"--{config.flag} is {wanted!r}, which is not known" if wanted else f"--{config.flag} is not given"
         raise KitError("LG504", what, fix="name the preset: --preset FILE:NAME")
     name = asked.script or (training.script if training else _script_for(wanted, known))
     if name not in known.scripts:
@@ -54,11 +71,11 @@ def plan(upstream: str, known: Facts, config: ConfigFacts, asked: Asked) -> Plan
     started = accelerate.read(training.before, chosen.root) if training else None
     ranks = _ranks(asked, training, started, values)
     blocked = _blocked(known.entries_of(script), values, script)
-    engine = started is not None and started.deepspeed
-    if engine:
-        blocked.append("the launch file starts DeepSpeed, whose engine the runtime leaves alone")
+    if started is not None and started.deepspeed:
+        blocked.append(_DEEPSPEED)
     free = _size(known.entries_of(script), values, script, ranks)
     size = replace(free, replayable=not blocked)
+    memory = _memory(script, known.entries_of(script), values, free, asked)
     lora = "lora" if _lora(known.entries_of(script), values) else "full"
     checkpointed = 1.0 if script.always_checkpointed else 0.0
     return PlanReport(
@@ -72,11 +89,12 @@ def plan(upstream: str, known: Facts, config: ConfigFacts, asked: Asked) -> Plan
         rollout=size,
         training=lora,
         checkpointed=checkpointed,
-        memory=_memory(script, known.entries_of(script), values, size, asked),
+        memory=None if blocked else memory,
         leftover="carried",
         overridden={entry: value for entry, value in overrides},
         notes=_notes(training, script, values, ranks, blocked, overrides),
-        changes=_changes(config, known.entries_of(script), free, engine and len(blocked) == 1, blocked),
+        changes=_changes(config, known.entries_of(script), free, blocked, memory),
+        settings=_remedies(free, blocked, memory, setting=True),
     )
 
 
@@ -131,21 +149,23 @@ def _above(name: str | None, least: float, values: ConfigValues) -> bool:
     return name is not None and values.number(name) > least
 
 
-def _blocked(entries: Entries, values: ConfigValues, script: ScriptFacts) -> list[str]:
+def _blocked(entries: Entries, values: ConfigValues, script: ScriptFacts) -> list[Blocked]:
     """Why nothing can be replayed, if so."""
-    found = [script.no_replay] if script.no_replay else []
+    found = [Blocked(script.no_replay)] if script.no_replay else []
     if entries.guidance and entries.train_guidance:
         sampled, trained = _above(entries.guidance, 1.0, values), values.switch(entries.train_guidance)
         if sampled != trained:
             with_it, without = ("rollout", "update") if sampled else ("update", "rollout")
-            found.append(
+            why = (
                 f"with {entries.guidance} {values.number(entries.guidance):g} and {entries.train_guidance} {trained} "
                 f"the {with_it} evaluates the unconditional input and the {without} does not"
             )
-    if entries.precision and script.rounded_under:
-        precision = values.text(entries.precision)
-        if precision in script.rounded_under:
-            found.append(f"under {precision} upstream rounds the network's input between rollout and update")
+            found.append(Blocked(why))
+    precision = values.text(entries.precision) if entries.precision and script.rounded_under else ""
+    if precision in script.rounded_under:
+        why = f"under {precision} upstream rounds the network's input between rollout and update"
+        meaning = "inputs that differ by that rounding alone are taken as equal; not upstream's bits"
+        found.append(Blocked(why, "LEANGRPO_INPUTS=rounded", meaning, setting=True))
     return found
 
 
@@ -195,9 +215,9 @@ def _trained_steps(entries: Entries, values: ConfigValues, steps: int) -> int:
 
 
 def _memory(script: ScriptFacts, entries: Entries, values: ConfigValues, size: Rollout, asked: Asked) -> Memory | None:
-    """Bytes under DDP by formula, where the model's sizes are known, in 16 bits, and something can be kept."""
+    """Bytes under DDP by formula, where the model's sizes are known, for a LoRA in 16 bits."""
     model, trained = script.model, script.trained_parameters
-    if model is None or trained is None or not size.replayable or not entries.height or not entries.width:
+    if model is None or trained is None or not entries.height or not entries.width:
         return None
     if not _lora(entries, values) or (entries.precision and values.text(entries.precision) not in ("fp16", "bf16")):
         return None
@@ -222,11 +242,11 @@ def _notes(
     script: ScriptFacts,
     values: ConfigValues,
     ranks: int,
-    blocked: list[str],
+    blocked: list[Blocked],
     overrides: list[tuple[str, str | None]],
 ) -> list[str]:
     notes = [*(training.notes if training else []), *script.notes]
-    notes += [f"nothing can be replayed: {reason}" for reason in blocked]
+    notes += [f"nothing is replayed: {reason.why}" for reason in blocked]
     if isinstance(values.written_for, int) and values.written_for != ranks:
         notes.append(
             f"the preset is written for {values.written_for} ranks and planned for {ranks}: the batches per rank stay "
@@ -238,18 +258,36 @@ def _notes(
     return notes
 
 
-def _changes(config: ConfigFacts, entries: Entries, free: Rollout, engine: bool, blocked: list[str]) -> list[Change]:
-    """What would change the ratio."""
-    changes: list[Change] = []
-    if engine:
-        meaning = "DDP in place of DeepSpeed: every GPU then holds all weights, in fp32"
-        changes.append(Change("--config_file of distributed_type MULTI_GPU", meaning, free.ratio))
+def _remedies(free: Rollout, blocked: list[Blocked], memory: Memory | None, setting: bool) -> list[Change]:
+    """What makes a blocked plan replayable, with the ratio once all of it is done."""
+    if not all(reason.help for reason in blocked):
+        return []
+    room = ""
+    if memory is not None:
+        fits = min(memory.fitting(joint=False), free.graphs)
+        gpu = f"{memory.gpu_bytes / 1e9:g} GB"
+        room = f". By formula {fits} of {free.graphs} graphs fit into {gpu}: ratio {free.ratio_with(fits):.2f} then"
+    found = []
+    for reason in blocked:
+        others = [str(other.help) for other in blocked if other is not reason]
+        meaning = reason.meaning + room + (f". Only together with {', '.join(others)}" if others else "")
+        if reason.setting == setting:
+            found.append(Change(str(reason.help), meaning, free.ratio))
+    return found
+
+
+def _changes(
+    config: ConfigFacts, entries: Entries, free: Rollout, blocked: list[Blocked], memory: Memory | None
+) -> list[Change]:
+    """Upstream's flags that would change the ratio."""
+    changes = _remedies(free, blocked, memory, setting=False)
     if not blocked and free.accumulation != free.visits:
-        held = free.with_accumulation(free.visits).graphs
+        one = free.with_accumulation(free.visits)
         meaning = (
-            f"one update per rollout instead of {free.updates}, and {held} graphs are held. This changes training: fewer "
-            "and larger updates"
+            f"one update per rollout instead of {free.updates}, so all of it is free of recomputation and {one.graphs} "
+            "graphs are held. This changes training: fewer and larger updates"
         )
-        flag = f"--{config.flag}.{entries.accumulation}={free.visits // free.batch}"
-        changes.append(Change(flag, meaning, free.with_accumulation(free.visits).ratio))
+        changes.append(
+            Change(f"--{config.flag}.{entries.accumulation}={free.visits // free.batch}", meaning, one.ratio)
+        )
     return changes

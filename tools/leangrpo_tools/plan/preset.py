@@ -41,11 +41,7 @@ def split(text: str) -> tuple[str, str | None]:
 
 
 def in_words(words: list[str], flag: str) -> tuple[str | None, list[tuple[str, str | None]]]:
-    """The value of the config's flag, and the overrides, from the words of a command.
-
-    Raises:
-        KitError: LG504 the flag's value comes from a variable.
-    """
+    """The value of the config's flag, and the overrides, from the words of a command."""
     chosen: str | None = None
     overrides: list[tuple[str, str | None]] = []
     for place, word in enumerate(words):
@@ -60,9 +56,6 @@ def in_words(words: list[str], flag: str) -> tuple[str | None, list[tuple[str, s
             overrides.append((name[len(flag) + 1 :], given))
         elif name.startswith(f"no{flag}."):
             overrides.append((name[len(flag) + 3 :], "false"))
-    if chosen is not None and "$" in chosen:
-        fix = "name the preset: --preset FILE:NAME"
-        raise KitError("LG504", f"--{flag} is {chosen!r}, which is not known", cause="the file is never run", fix=fix)
     return chosen, overrides
 
 
@@ -109,6 +102,10 @@ class ConfigValues:
         self.file = path
         module = evaluator.load(path)
         made = evaluator.call(module, facts.function, [] if chosen.name is None else [chosen.name])
+        if isinstance(made, Unknown) and chosen.name is not None and chosen.name not in module.names:
+            known = [name for name, value in module.names.items() if isinstance(value, Function)]
+            what = f"{path}: there is no preset {chosen.name}; it has {', '.join(sorted(known))}"
+            raise KitError("LG508", what, fix="name one of these: --preset FILE:NAME")
         if isinstance(made, Unknown):
             what = f"{made.place}: what the preset is, is not known: {made.why}"
             raise KitError("LG509", what, cause=_AS_TEXT, fix="name another preset: --preset FILE:NAME")

@@ -13,7 +13,7 @@ from pathlib import Path
 from leangrpo_tools.plan.pyexpr import STEPS, Expressions
 from leangrpo_tools.plan.pylibrary import Library
 from leangrpo_tools.plan.pynames import Frame, Function, Leave, Module, Return, short, stops, unreadable
-from leangrpo_tools.plan.pyvalues import Entries, Unknown
+from leangrpo_tools.plan.pyvalues import Entries, Unknown, is_plain
 
 
 class Evaluator(Expressions):
@@ -71,8 +71,10 @@ class Evaluator(Expressions):
                 self._value(node.value, frame)
             case ast.Assign():
                 value = self._value(node.value, frame)
+                known = is_plain(value) or isinstance(value, (Entries, Unknown))
                 for target in node.targets:
-                    self._store(target, value, frame)
+                    kept = value if known or isinstance(target, ast.Name) else frame.unknown(node.value)
+                    self._store(target, kept, frame)
             case ast.AnnAssign():
                 if node.value is not None:
                     self._store(node.target, self._value(node.value, frame), frame)

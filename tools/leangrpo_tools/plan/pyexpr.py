@@ -18,6 +18,7 @@ from leangrpo_tools.plan.pyvalues import (
     compare,
     formatted,
     holds_unknown,
+    is_plain,
     merge_all,
     method,
     unary,
@@ -56,14 +57,14 @@ class Expressions(Losses):
         return path.resolve().is_relative_to(self.root)
 
     def _truth(self, node: ast.expr, frame: Frame) -> bool | Unknown:
-        return self._truth_of(self._value(node, frame))
+        return self._truth_of(self._value(node, frame), node, frame)
 
-    def _truth_of(self, value: object) -> bool | Unknown:
+    def _truth_of(self, value: object, node: ast.expr, frame: Frame) -> bool | Unknown:
         if isinstance(value, Unknown):
             return value
         if isinstance(value, Entries):
             return bool(value.values) if value.others is None else value.others
-        return bool(value)
+        return bool(value) if is_plain(value) else frame.unknown(node)
 
     def _value(self, node: ast.expr, frame: Frame) -> object:
         self._count(node, frame)
@@ -180,7 +181,7 @@ class Expressions(Losses):
         value: object = None
         for place, part in enumerate(node.values):
             value = self._value(part, frame)
-            truth = self._truth_of(value)
+            truth = self._truth_of(value, part, frame)
             if isinstance(truth, Unknown):
                 for later in node.values[place + 1 :]:
                     self._spoil_calls(later, frame, truth)
@@ -274,7 +275,8 @@ class Expressions(Losses):
             return None if bound.name == "exec_module" else self._opened(owner)
         if isinstance(owner, Entries):
             return self._entries_method(owner, bound.name, given, named)
-        if named or (isinstance(owner, str) and any(holds_unknown(item) for item in given)):
+        compares = isinstance(owner, str) or bound.name in ("index", "count", "remove", "sort")
+        if named or (compares and holds_unknown([owner, *given])):
             raise Refused
         called = method(owner, bound.name)
         try:

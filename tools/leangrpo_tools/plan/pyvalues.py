@@ -155,7 +155,8 @@ def unary(kind: ast.unaryop, value: object) -> object:
 
 def compare(kind: ast.cmpop, left: object, right: object) -> object:
     """`left kind right`. Raises Refused, also where something within is not known."""
-    if holds_unknown(left) or holds_unknown(right):
+    entries = isinstance(left, Entries) or isinstance(right, Entries)
+    if holds_unknown(left) or holds_unknown(right) or (entries and not isinstance(kind, (ast.Is, ast.IsNot))):
         raise Refused
     return _tried(_COMPARE.get(type(kind)), left, right)
 
@@ -175,9 +176,16 @@ def formatted(value: object, conversion: int, spec: str) -> str:
     return str(_tried(format, shown, spec))
 
 
+def is_plain(value: object) -> bool:
+    """Whether it stands for itself; what is within may still be unknown."""
+    return value is None or isinstance(value, (str, bytes, int, float, list, tuple, dict, set, range))
+
+
 def holds_unknown(value: object, depth: int = 20) -> bool:
-    """Whether something in this plain value is not known."""
-    if isinstance(value, Unknown) or depth == 0:
+    """Whether something in this value is not known, or is no data at all."""
+    if isinstance(value, Entries):
+        return False
+    if not is_plain(value) or depth == 0:
         return True
     items = list(value.values()) if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
     return any(holds_unknown(item, depth - 1) for item in items)

@@ -49,6 +49,8 @@ class PlanReport:
     defaults_from: str = ""
     notes: list[str] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
+    settings: list[Change] = field(default_factory=list)
+    """Settings of the kit that do, in place of upstream's flags."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, every number a finite JSON number."""
@@ -83,6 +85,7 @@ class PlanReport:
             "ratio_if_all_updates_were_recompute_free": size.ratio_all,
             "defaults": {"from": self.defaults_from, "values": self.defaults},
             "changes": [vars(change) for change in self.changes],
+            "settings": [vars(change) for change in self.settings],
             "assumptions": list(ASSUMPTIONS),
             "notes": list(self.notes),
         }
@@ -124,7 +127,8 @@ class PlanReport:
         rows = [("bytes, by formula", f"{states:.3g} GB weights, gradients and AdamW; {graph:.3g} GB each graph")]
         if not memory.sharded:
             fits = min(memory.fitting(False), held)
-            told = f"{fits} of {held} ({memory.gpu_bytes / 1e9:g} GB, {memory.other_bytes / 1e9:g} GB of it for other models)"
+            gpu, other = memory.gpu_bytes / 1e9, memory.other_bytes / 1e9
+            told = f"{fits} of {held} ({gpu:g} GB, {other:g} GB of it for other models)"
             return [*rows, ("graphs that fit", f"{told}; ratio {self.rollout.ratio_with(fits):.2f}")]
         for sync, joint in memory.choices.items():
             fits, gathered = min(memory.fitting(joint), held), (memory.full if joint else memory.units) / 1e9
@@ -162,7 +166,7 @@ class PlanReport:
         rows += self._memory_rows()
         text = [f"{self.upstream} {self.script}, {self.launch} line {self.line}{state}", ""]
         if self.preset:
-            given = "".join(f" --{name}={value}" for name, value in self.overridden.items())
+            given = "".join(f", {name}={value}" for name, value in self.overridden.items())
             text[1:1] = [f"  {'preset':<26}{self.preset}{given}"]
         text += [f"  {name:<26}{value}" for name, value in rows]
         if self.defaults:
@@ -171,6 +175,9 @@ class PlanReport:
         if self.changes:
             text += ["", "Flags of upstream that would change it:"]
             text += [f"  {change.flag}: ratio {change.ratio:.2f}; {change.meaning}" for change in self.changes]
+        if self.settings:
+            text += ["", "Settings of the kit that would change it:"]
+            text += [f"  {change.flag}: ratio {change.ratio:.2f}; {change.meaning}" for change in self.settings]
         text += ["", "Assumed:", *(f"  {line}" for line in ASSUMPTIONS)]
         if self.notes:
             text += ["", "Note:", *(f"  {line}" for line in self.notes)]
