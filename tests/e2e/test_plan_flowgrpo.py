@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from leangrpo_tools import fetch, lock
+from leangrpo_tools import fetch, lock, recipe
 from leangrpo_tools.plan import facts, plan
 from leangrpo_tools.plan.pyeval import Evaluator
 from leangrpo_tools.plan.pynames import Function
@@ -59,6 +60,19 @@ print(json.dumps(found))
 """
 
 
+load_once, scripts_once, lock_once = map(functools.cache, (facts.load, recipe.scripts_of, lock.load))
+
+
+@pytest.fixture(autouse=True)
+def _kit_s_data_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, once in (
+        (facts, "load", load_once),
+        (recipe, "scripts_of", scripts_once),
+        (lock, "load", lock_once),
+    ):
+        monkeypatch.setattr(module, name, once)
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     entry = lock.load().upstreams["flowGRPO"]
@@ -89,9 +103,7 @@ def test_every_entry_of_every_preset_is_what_running_it_gives(tree) -> None:
 
 def test_every_preset_of_a_known_script_is_planned(tree, monkeypatch) -> None:
     monkeypatch.chdir(tree)
-    known = facts.load("flowGRPO")
-    monkeypatch.setattr(facts, "load", lambda _: known)
-    for name, script in known.scripts.items():
+    for name, script in facts.load("flowGRPO").scripts.items():
         assert script.presets
         for preset in script.presets:
             if preset == "pickscore_sd3_fast":

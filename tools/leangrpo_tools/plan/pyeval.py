@@ -155,9 +155,13 @@ class Evaluator(Expressions):
                     owner.put(target.attr, value)
                 elif isinstance(owner, Module):
                     owner.names[target.attr] = value
+                elif isinstance(owner, Unknown):
+                    self._lose_all(frame, owner)  # it may be any of those that are known
             case ast.Subscript():
                 owner, key = self._value(target.value, frame), self._value(target.slice, frame)
-                if isinstance(owner, Entries) and isinstance(key, str):
+                if isinstance(owner, Unknown):
+                    self._lose_all(frame, owner)
+                elif isinstance(owner, Entries) and isinstance(key, str):
                     owner.put(key, value)
                 elif isinstance(owner, list) and isinstance(key, int) and -len(owner) <= key < len(owner):
                     owner[key] = value
