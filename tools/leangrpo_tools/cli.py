@@ -166,21 +166,36 @@ def verify_command(
 
 def plan_command(
     name: Name,
-    launch: Annotated[Path, typer.Option(metavar="FILE", help="Upstream's launch script; it is read, never run.")],
-    ranks: Annotated[int | None, typer.Option(min=1, help="World size, instead of the file's.")] = None,
+    launch: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Upstream's launch script; it is read, never run.")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(metavar="[FILE:]NAME", help="A preset of upstream's Python config; it is read, too.")
+    ] = None,
+    script: Annotated[
+        str | None, typer.Option(metavar="S", help="The script that trains a preset of your own.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="ENTRY=VALUE", help="A value of the preset's entry. Repeatable."),
+    ] = None,
+    ranks: Annotated[int | None, typer.Option("--ranks", "--gpus", min=1, help="World size, one rank per GPU.")] = None,
     gpu_gb: Annotated[float, typer.Option(min=1, metavar="GB", help="Memory of a GPU, in 1e9 bytes.")] = 80.0,
     other_gb: Annotated[
         float, typer.Option(min=0, metavar="GB", help="What else stays on it: VAE, text encoders, reward model.")
     ] = 0.0,
     json: Json = None,
 ) -> None:
-    """Say what a launch file would gain, before anything is patched."""
+    """Say what a launch file or preset would gain, before anything is patched."""
     from leangrpo_tools import show
 
     with show.outcome(json) as out:
         from leangrpo_tools.plan import plan
 
-        out.done(plan(name, launch, ranks, gpu_gb, other_gb), show.planned)
+        report = plan(
+            name, launch, ranks, gpu_gb, other_gb, preset=preset, script=script, overrides=set_ or (),
+        )  # fmt: skip
+        out.done(report, show.planned)
 
 
 def list_command(json: Json = None) -> None:

@@ -65,6 +65,8 @@ CODES: dict[str, Code] = {
     "LG505": Code("the launch makes no sense as it is written", 1),
     "LG506": Code("this script cannot be planned", 2),
     "LG507": Code("the kit's planning data is invalid", 2),
+    "LG508": Code("the config cannot be read", 2),
+    "LG509": Code("an entry of the config is not known", 2),
 }
 
 

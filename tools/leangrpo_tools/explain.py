@@ -164,12 +164,20 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "Say it: --ranks N.",
     ),
     "LG504": (
-        "A flag that decides the plan is missing, or its value comes from a variable.",
-        "Write the value into a copy of the launch file and plan that.",
+        "A flag that decides the plan is missing, its value comes from a variable, or it is no number.",
+        "Write the value into a copy of the launch file and plan that; for an entry of a preset, --set ENTRY=VALUE.",
     ),
-    "LG505": ("With these flags upstream would make no update, or refuse to start.", "The message names the flag."),
+    "LG505": ("With these settings upstream would make no update, or stop.", "The message names the setting."),
     "LG506": ("The kit has no planning data for this upstream or script.", "Plan one of the other scripts."),
     "LG507": ("A data file of the kit is damaged or was edited.", "Reinstall the kit."),
+    "LG508": (
+        "The config is missing, is no Python, has no such preset, or does not end.",
+        "The message names file and line. Give a preset as --preset FILE:NAME.",
+    ),
+    "LG509": (
+        "The preset takes the value from something that only a run knows, such as an environment variable.",
+        "Say it: --set ENTRY=VALUE, as in --set sample.num_steps=10.",
+    ),
     "LG601": (
         "A LEANGRPO_* variable or a line of .leangrpo/config.yaml is misspelt or has a value that is not allowed.",
         "The message lists the allowed ones.",

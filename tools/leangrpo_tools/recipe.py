@@ -187,6 +187,11 @@ def load(upstream: str, path: Path | None = None) -> Recipe:
     return Recipe(upstream, raw.vendor, scripts, hashlib.sha256(where.read_bytes()).hexdigest())
 
 
+def scripts_of(upstream: str) -> set[str]:
+    """The scripts that can be patched; none where there is no recipe. Raises LG202."""
+    return set(load(upstream).scripts) if data.recipe_path(upstream).is_file() else set()
+
+
 def _script(name: str, script: RawScript, raw: RawRecipe, problems: list[str]) -> Script:
     place = f"scripts.{name}"
     edits: list[Edit] = []

@@ -1,24 +1,32 @@
-"""`leangrpo plan`: what a launch file would gain, from its text alone, before anything is patched or run."""
+"""`leangrpo plan`: what a launch file or preset would gain, from its text alone, before anything is patched or run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from leangrpo_tools import lock
+from leangrpo_tools import lock, recipe
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.plan import facts, launch, options
+from leangrpo_tools.plan import facts, frompreset, launch, options
 from leangrpo_tools.plan.cost import Rollout, backward_cost
 from leangrpo_tools.plan.memory import Memory
 from leangrpo_tools.plan.report import Change, PlanReport
-from leangrpo_tools.recipe import load as load_recipe
 
 __all__ = ["PlanReport", "plan"]
 
 
 def plan(
-    name: str, launch_file: Path, ranks: int | None = None, gpu_gb: float = 80.0, other_gb: float = 0.0
+    name: str,
+    launch_file: Path | None = None,
+    ranks: int | None = None,
+    gpu_gb: float = 80.0,
+    other_gb: float = 0.0,
+    *,
+    preset: str | None = None,
+    script: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> PlanReport:
-    """Read upstream's launch file and predict what the patch changes.
+    """Read upstream's launch file, or a preset of its config, and predict what the patch changes.
 
     Args:
         name: the upstream, in any case.
@@ -26,13 +34,29 @@ def plan(
         ranks: world size, where the file leaves it open, or to ask about another one.
         gpu_gb: memory of a GPU, in gigabytes (1e9 bytes).
         other_gb: what else stays on each GPU: VAE, text encoders, reward model.
+        preset: `NAME`, or `FILE:NAME`, of the Python config that the upstream keeps its settings in, with or instead of
+            a launch file; such a config is read as text, too.
+        script: the script that trains it, where the preset is not one of upstream's.
+        overrides: `ENTRY=VALUE` for entries of the preset.
 
     Raises:
         KitError: LG102 unknown upstream; LG501, LG502 the launch file; LG503 ranks not known; LG504 a flag's value;
-            LG505 no update would ever be made; LG506 not plannable.
+            LG505 no update would ever be made, or upstream stops; LG506 not plannable; LG508, LG509 the preset.
     """
     upstream = lock.load().find(name)
     known = facts.load(upstream)
+    if known.config is not None:
+        asked = frompreset.Asked(launch_file, preset, script, list(overrides), ranks, gpu_gb, other_gb)
+        return frompreset.plan(upstream, known, known.config, asked)
+    if launch_file is None or preset or script or overrides:
+        what = f"{upstream} keeps its settings in launch files, not in presets"
+        raise KitError("LG501", what, fix="give --launch FILE, without --preset, --script and --set")
+    return _from_flags(upstream, known, launch_file, ranks, (gpu_gb, other_gb))
+
+
+def _from_flags(
+    upstream: str, known: facts.Facts, launch_file: Path, ranks: int | None, gigabytes: tuple[float, float]
+) -> PlanReport:
     training = launch.find_training(launch_file, {name: script.program for name, script in known.scripts.items()})
     script = known.scripts[training.script]
     if script.unreadable:
@@ -50,12 +74,12 @@ def plan(
         script=training.script,
         launch=str(launch_file),
         line=training.line,
-        patched=training.script in load_recipe(upstream).scripts,
+        patched=training.script in recipe.scripts_of(upstream),
         ranks=world,
         rollout=size,
         training=script.training,
         checkpointed=checkpointed,
-        memory=_memory(script, known.flags_of(script), values, world, checkpointed, (gpu_gb, other_gb)),
+        memory=_memory(script, known.flags_of(script), values, world, checkpointed, gigabytes),
         leftover=script.leftover,
         defaults=values.defaulted,
         defaults_from=str(source) if declared is not None else "the kit's table for the pinned commit",

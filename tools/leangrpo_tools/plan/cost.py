@@ -1,7 +1,7 @@
 """The cost model: policy forwards and what they and their backwards cost, natively and without the recomputation.
 
 One policy forward costs 1 and its backward b. Per sample natively T + S(1 + b): T sampling steps without gradient, then
-S trained steps forward and backward. A replayed sample saves its S forwards.
+S trained steps forward and backward. A replayed sample saves its S forwards. A reference policy's cost 1 each.
 Compute only (LeanGRPO, arXiv 2609.03528).
 """
 
@@ -31,6 +31,11 @@ class Rollout:
         accumulation: samples per optimizer update.
         backward: b.
         replayable: whether kept graphs can be used at all.
+        batch: samples per network call.
+        calls: network calls per batch and step (2: the unconditional input in a call of its own).
+        passes: how often each trained sample is trained per rollout.
+        reference: forwards of a reference policy, without gradient, per trained step.
+        sampling_reference: the same per sampled step.
     """
 
     samples: int
@@ -40,36 +45,64 @@ class Rollout:
     accumulation: int
     backward: float
     replayable: bool = True
+    batch: int = 1
+    calls: int = 1
+    passes: int = 1
+    reference: int = 0
+    sampling_reference: int = 0
+
+    @property
+    def visits(self) -> int:
+        """Samples that the updates of a rollout go through, each as often as it is trained."""
+        return self.trained * self.passes
 
     @property
     def updates(self) -> int:
         """K, optimizer updates per rollout."""
-        return self.trained // self.accumulation
+        return self.visits // self.accumulation
 
     @property
     def leftover(self) -> int:
         """Trained samples after the last update of the rollout."""
-        return self.trained % self.accumulation
+        return self.visits % self.accumulation
 
     @property
     def replayed(self) -> int:
-        """Samples free of recomputation: those of the first update, before which the policy has not changed."""
-        return self.accumulation if self.replayable and self.updates else 0
+        """Samples free of recomputation: those of the first update, before which the policy has not changed.
+
+        A sample that this update goes through a second time is recomputed then.
+        """
+        return min(self.accumulation, self.trained) if self.replayable and self.updates else 0
 
     @property
     def graphs(self) -> int:
         """Graphs held at the end of the rollout when everything that can be kept is kept."""
+        return self.saved * self.calls // self.batch
+
+    @property
+    def saved(self) -> int:
+        """Forwards that are not made a second time, one per sample and step."""
         return self.replayed * self.trained_steps
+
+    @property
+    def reference_forwards(self) -> int:
+        """Forwards of the reference policy per rollout, natively and patched."""
+        sampled = self.samples * self.steps * self.sampling_reference
+        return sampled + self.visits * self.trained_steps * self.reference
 
     def forwards(self, patched: bool) -> dict[str, int]:
         """Policy forwards per rollout, with and without gradient. A kept forward runs with gradient in the rollout."""
-        kept = self.graphs if patched else 0
-        return {"no_grad": self.samples * self.steps - kept, "grad": self.trained * self.trained_steps}
+        kept = self.saved if patched else 0
+        return {"no_grad": self.samples * self.steps - kept, "grad": self.visits * self.trained_steps}
+
+    def network_calls(self, patched: bool) -> dict[str, int]:
+        """The same as calls of the network, each of which takes a batch of samples."""
+        return {name: count * self.calls // self.batch for name, count in self.forwards(patched).items()}
 
     def cost(self, replayed: int) -> float:
         """Cost of a rollout and its updates, in policy forwards, with this many replayed samples."""
-        update = self.trained * self.trained_steps * (1 + self.backward)
-        return self.samples * self.steps + update - replayed * self.trained_steps
+        update = self.visits * self.trained_steps * (1 + self.backward)
+        return self.samples * self.steps + self.reference_forwards + update - replayed * self.trained_steps
 
     @property
     def ratio(self) -> float:
@@ -79,11 +112,11 @@ class Rollout:
     @property
     def ratio_all(self) -> float:
         """The same if every trained sample were replayed."""
-        return self.cost(0) / self.cost(self.trained if self.replayable else 0)
+        return self.cost(0) / self.cost(self.visits if self.replayable else 0)
 
     def ratio_with(self, graphs: int) -> float:
         """Native over patched if only this many graphs are held."""
-        return self.cost(0) / (self.cost(0) - min(graphs, self.graphs))
+        return self.cost(0) / (self.cost(0) - min(graphs, self.graphs) * self.batch / self.calls)
 
     def with_accumulation(self, samples: int) -> Rollout:
         """The same rollout with another number of samples per update."""

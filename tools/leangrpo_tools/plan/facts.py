@@ -1,10 +1,10 @@
-"""What the kit knows about an upstream's launch flags: `patches/<Upstream>/plan.yaml`, read strictly."""
+"""What the kit knows about an upstream's launch flags or config: `patches/<Upstream>/plan.yaml`, read strictly."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from leangrpo_tools import data, yamlfile
 from leangrpo_tools.errors import KitError
@@ -32,19 +32,80 @@ class Flags(_Strict):
     """How many of the generated samples are trained at all."""
 
 
+class Entries(_Strict):
+    """Names of the config's entries (`train.beta`) that a plan needs, for upstreams that keep settings in a config.
+
+    A rollout on one rank is `batches` (times `repeats`) network batches of `rows` samples each.
+    """
+
+    batches: str
+    rows: str
+    group: str
+    accumulation: str
+    passes: str
+    """How often each sample is trained."""
+    steps: str
+    fraction: str | None = None
+    """The share of the steps that is trained: int(steps * share)."""
+    window: str | None = None
+    """How many steps are trained; 0 stands for all but the last. One of `fraction` and `window` is given."""
+    repeats: str | None = None
+    guidance: str | None = None
+    """Above 1 the rollout also evaluates the unconditional input."""
+    train_guidance: str | None = None
+    """A switch: the update evaluates it, too."""
+    reference: str | None = None
+    """Above 0 the update also evaluates a reference policy, without gradient."""
+    reward_reference: str | None = None
+    """Above 0 the rollout does so."""
+    lora: str | None = None
+    """A switch: a LoRA is trained, not the whole network."""
+    precision: str | None = None
+    height: str | None = None
+    width: str | None = None
+    frames: str | None = None
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> Entries:
+        if (self.fraction is None) == (self.window is None):
+            raise ValueError("give one of fraction and window: how many steps are trained")
+        return self
+
+
+class ConfigFacts(_Strict):
+    """Where upstream keeps its settings, if in a Python config."""
+
+    file: str
+    """The path in upstream's tree of the file that presets are looked for in."""
+    flag: str
+    """The flag that names file and preset (`FILE:NAME`), and before a dot one entry."""
+    function: str
+    """What the training script calls with the preset's name."""
+    ranks: str | None = None
+    """The local name in which presets keep the number of ranks that they are written for."""
+    entries: Entries
+
+
 class Model(_Strict):
     """Sizes of the network that a script trains, for bytes by formula. Counts; `width` and tokens as in its blocks."""
 
     parameters: float
-    largest_unit: float
-    """Parameters of the largest unit that is sharded on its own."""
-    root_parameters: float
-    """Parameters outside all blocks."""
-    blocks: int
-    width: int
     patch: int
     """Pixels along each side of what becomes one token."""
     text_tokens: int
+    """Text tokens that go through the blocks beside the image's."""
+    largest_unit: float = 0.0
+    """Parameters of the largest unit that is sharded on its own."""
+    root_parameters: float = 0.0
+    """Parameters outside all blocks."""
+    blocks: int = 0
+    width: int = 0
+    image_token_bytes: float = 0.0
+    """Without checkpointing: what autograd saves per image token and input."""
+    text_token_bytes: float = 0.0
+    call_bytes: float = 0.0
+    """The same per call, whatever its size: 16-bit copies of frozen weights."""
+    frames_per_latent: int = 1
 
 
 class ScriptFacts(_Strict):
@@ -68,19 +129,44 @@ class ScriptFacts(_Strict):
     """Where not all of the model's are trained."""
     unreadable: str | None = None
     """Why this script's launch file does not hold the numbers at all."""
+    entries: dict[str, str | None] = Field(default_factory=dict)
+    """Where this script's entries differ from the upstream's."""
+    presets: list[str] = Field(default_factory=list)
+    """Upstream's presets that are written for this script."""
+    file: str | None = None
+    """Where they are kept, if not with the others."""
+    needs: list[str] = Field(default_factory=list)
+    """Entries without which the script stops."""
+    calls: int = Field(default=1, ge=1)
+    """Network calls per batch and step with guidance."""
+    guided_inputs: int = Field(default=1, ge=1)
+    """Network inputs per sample in one call with guidance."""
+    rounded_under: list[str] = Field(default_factory=list)
+    """Precisions under which upstream rounds the network's input between rollout and update."""
 
 
 class Facts(_Strict):
     """One upstream's `plan.yaml`."""
 
-    flags: Flags
+    flags: Flags | None = None
+    config: ConfigFacts | None = None
     defaults: dict[str, int | float | bool] = Field(default_factory=dict)
     """Defaults of the flags at the pin, for when a script's own source is not at hand."""
     scripts: dict[str, ScriptFacts]
 
     def flags_of(self, script: ScriptFacts) -> Flags:
         """The flag names of one script, its own deviations included."""
-        return Flags.model_validate(self.flags.model_dump() | script.flags)
+        return Flags.model_validate((self.flags.model_dump() if self.flags else {}) | script.flags)
+
+    def entries_of(self, script: ScriptFacts) -> Entries:
+        """The entry names of one script of an upstream with a config, its own deviations included."""
+        return Entries.model_validate((self.config.entries.model_dump() if self.config else {}) | script.entries)
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Facts:
+        if (self.flags is None) == (self.config is None):
+            raise ValueError("give one of flags and config: where upstream's settings are")
+        return self
 
 
 def load(upstream: str) -> Facts:

@@ -63,15 +63,15 @@ def _match(command: shell.Command, programs: dict[str, str], notes: list[str]) -
     return None
 
 
-def ranks(training: Training) -> int:
-    """World size, from the launcher's own flags. Raises LG503 where it is not written in the file."""
+def ranks(training: Training, declared: int | None = None) -> int:
+    """World size, from the launcher's own flags, else `declared`. Raises LG503 where it is not written in the file."""
     if not any(word.rsplit("/", 1)[-1] in _LAUNCHERS for word in training.before):
         if any("$" in word for word in training.before):
             raise _ranks_unknown("the launcher itself is a variable")
         training.notes.append("no torchrun in the command: one rank")
         return 1
     if "accelerate" in (word.rsplit("/", 1)[-1] for word in training.before):
-        return _count(training.before, "num_processes", None)
+        return _count(training.before, "num_processes", declared)
     return _count(training.before, "nnodes", 1) * _count(training.before, "nproc_per_node", 1)
 
 

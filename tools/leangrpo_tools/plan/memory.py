@@ -1,11 +1,14 @@
-"""What a rank must hold under FSDP1 or FSDP2, by formula, and how many kept graphs fit beside it.
+"""What a rank must hold, by formula, and how many kept graphs fit beside it.
 
-Bytes per rank for P parameters, P' of them trained, on R ranks, in fp32 with bf16 autocast:
+Under FSDP1 or FSDP2, bytes per rank for P parameters, P' of them trained, on R ranks, in fp32 with bf16 autocast:
 weights 4P/R, gradients 4P'/R, AdamW 8P'/R; three gathered units 3 x 4U (the one at work and what FSDP gathers
 ahead) and one full gradient 4U, U being the largest unit. A joint backward gathers every unit and holds full
 gradients: 4(P + P').
 A graph with checkpointed blocks holds the input of each block in bf16, and bf16 copies of the root's weights that
 autocast made for it.
+
+Under DDP every rank holds 4P + 12P' and nothing is gathered. A graph without checkpointing holds what autograd saved:
+so much per token of each input, and the copies of frozen weights that autocast makes for each call.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ class Memory:
         trained: parameters that are trained.
         ranks: over how many ranks weights are sharded.
         pixels: height times width of a sample.
+        sharded: FSDP; otherwise DDP.
+        checkpointed: every block is.
+        frames: latent frames.
         gpu_bytes: memory of a GPU.
         other_bytes: what else stays on it: VAE, text encoders, reward model, workspaces.
     """
@@ -37,16 +43,21 @@ class Memory:
     pixels: float
     gpu_bytes: float
     other_bytes: float = 0.0
+    sharded: bool = True
+    checkpointed: bool = True
+    inputs: int = 1
+    """Network inputs per call: samples, and with guidance in the same call as many again."""
+    frames: int = 1
 
     @property
     def states(self) -> float:
         """Weights, gradients and AdamW's two moments, sharded."""
-        return (4 * self.model.parameters + 12 * self.trained) / self.ranks
+        return (4 * self.model.parameters + 12 * self.trained) / (self.ranks if self.sharded else 1)
 
     @property
     def units(self) -> float:
         """Gathered units and one unit's full gradient, as upstream has them and as `armed` does."""
-        unit = self.model.largest_unit
+        unit = self.model.largest_unit if self.sharded else 0.0
         return 3 * 4 * unit + 4 * min(unit, self.trained)
 
     @property
@@ -56,9 +67,19 @@ class Memory:
 
     @property
     def graph(self) -> float:
-        """One kept graph with every block checkpointed."""
-        tokens = self.pixels / self.model.patch**2 + self.model.text_tokens
-        return 2 * (self.model.blocks * tokens * self.model.width + self.model.root_parameters)
+        """One kept graph: that of one network call."""
+        model = self.model
+        image = self.pixels / model.patch**2 * self.frames
+        if not self.checkpointed:
+            saved = image * model.image_token_bytes + model.text_tokens * model.text_token_bytes
+            return self.inputs * saved + model.call_bytes
+        tokens = image + model.text_tokens
+        return 2 * (self.inputs * model.blocks * tokens * model.width + model.root_parameters)
+
+    @property
+    def choices(self) -> dict[str, bool]:
+        """The values of LEANGRPO_SYNC that make a difference, and whether each means a joint backward."""
+        return {"upstream": False, "late": True} if self.sharded else {"upstream": False}
 
     def fitting(self, joint: bool) -> int:
         """How many graphs fit beside the rest."""

@@ -41,10 +41,16 @@ class PlanReport:
     checkpointed: float
     leftover: str
     memory: Memory | None = None
+    preset: str | None = None
+    """Where the settings are kept in a config: its file and function."""
+    overridden: dict[str, Any] = field(default_factory=dict)
+    """Entries of the preset that the command line sets."""
     defaults: dict[str, Any] = field(default_factory=dict)
     defaults_from: str = ""
     notes: list[str] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
+    settings: list[Change] = field(default_factory=list)
+    """Settings of the kit that do, in place of upstream's flags."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, every number a finite JSON number."""
@@ -53,6 +59,8 @@ class PlanReport:
             "upstream": self.upstream,
             "script": self.script,
             "launch": {"file": self.launch, "line": self.line},
+            "preset": self.preset,
+            "overridden": self.overridden,
             "patched": self.patched,
             "ranks": self.ranks,
             "samples_per_rank": size.samples,
@@ -65,6 +73,9 @@ class PlanReport:
             "recompute_free_samples": size.replayed,
             "recompute_free_share": size.replayed / size.trained,
             "forwards": {"native": size.forwards(False), "patched": size.forwards(True)},
+            "reference_forwards": size.reference_forwards,
+            "samples_per_call": size.batch,
+            "network_calls": {"native": size.network_calls(False), "patched": size.network_calls(True)},
             "graphs_held": size.graphs,
             "memory": self._memory_json(),
             "backward_cost": size.backward,
@@ -74,6 +85,7 @@ class PlanReport:
             "ratio_if_all_updates_were_recompute_free": size.ratio_all,
             "defaults": {"from": self.defaults_from, "values": self.defaults},
             "changes": [vars(change) for change in self.changes],
+            "settings": [vars(change) for change in self.settings],
             "assumptions": list(ASSUMPTIONS),
             "notes": list(self.notes),
         }
@@ -82,7 +94,7 @@ class PlanReport:
         memory = self.memory
         if memory is None:
             return None
-        fitting = {"upstream": memory.fitting(joint=False), "late": memory.fitting(joint=True)}
+        fitting = {name: memory.fitting(joint) for name, joint in memory.choices.items()}
         return {
             "gpu_bytes": memory.gpu_bytes,
             "states_bytes": memory.states,
@@ -93,13 +105,32 @@ class PlanReport:
             "ratio_with_those": {name: self.rollout.ratio_with(graphs) for name, graphs in fitting.items()},
         }
 
+    def _call_rows(self) -> list[tuple[str, str]]:
+        """Where they say more than the forwards do: reference forwards, and calls that take several samples."""
+        size = self.rollout
+        rows = []
+        if size.reference_forwards:
+            rows.append(("reference forwards", f"{size.reference_forwards}, natively and patched"))
+        if size.batch > 1 or size.calls > 1:
+            native, lean = size.network_calls(False), size.network_calls(True)
+            told = f"{native['no_grad']} without and {native['grad']} with gradient"
+            per_step = f"{size.calls} calls per step, " if size.calls > 1 else ""
+            patched = f"{lean['no_grad']} and {lean['grad']}"
+            rows.append(("network calls", f"{told}, patched {patched}; {per_step}{size.batch} samples a call"))
+        return rows
+
     def _memory_rows(self) -> list[tuple[str, str]]:
         memory, held = self.memory, self.rollout.graphs
         if memory is None:
             return []
         states, graph = memory.states / 1e9, memory.graph / 1e9
         rows = [("bytes, by formula", f"{states:.3g} GB weights, gradients and AdamW; {graph:.3g} GB each graph")]
-        for sync, joint in (("upstream", False), ("late", True)):
+        if not memory.sharded:
+            fits = min(memory.fitting(False), held)
+            gpu, other = memory.gpu_bytes / 1e9, memory.other_bytes / 1e9
+            told = f"{fits} of {held} ({gpu:g} GB, {other:g} GB of it for other models)"
+            return [*rows, ("graphs that fit", f"{told}; ratio {self.rollout.ratio_with(fits):.2f}")]
+        for sync, joint in memory.choices.items():
             fits, gathered = min(memory.fitting(joint), held), (memory.full if joint else memory.units) / 1e9
             beside = f"beside {gathered:.3g} GB gathered; ratio {self.rollout.ratio_with(fits):.2f}"
             fit = f"{fits} of {held} graphs fit {beside} ({memory.gpu_bytes / 1e9:g} GB)"
@@ -115,22 +146,28 @@ class PlanReport:
         free = f"{size.replayed} of {size.trained} trained samples ({size.replayed / size.trained:.0%})"
         share = f"{free}: the first update's" if 0 < size.replayed < size.trained else free
         checkpointed = f", {self.checkpointed:.0%} of the blocks checkpointed" if self.checkpointed else ""
+        each = f", each of {size.batch} samples" if size.batch > 1 else ""
+        again = f", every sample {size.passes} times" if size.passes > 1 else ""
         rows = [
             ("ranks", self.ranks),
             ("per rank and rollout", drawn),
             ("steps", f"T = {size.steps} sampled, S = {size.trained_steps} trained per sample"),
-            ("updates per rollout", f"K = {size.updates}, {size.accumulation} samples each"),
+            ("updates per rollout", f"K = {size.updates}, {size.accumulation} samples each{again}"),
             ("leftover", f"{size.leftover} samples: {_LEFTOVER[self.leftover]}" if size.leftover else "none"),
             ("free of recomputation", share),
             ("policy forwards, native", f"{native['no_grad']} without and {native['grad']} with gradient"),
             ("policy forwards, patched", f"{lean['no_grad']} without and {lean['grad']} with gradient"),
-            ("forwards removed", f"{size.graphs} of {sum(native.values())}"),
-            ("graphs held", f"{size.graphs} per rank at the end of the rollout"),
+            ("forwards removed", f"{size.saved} of {sum(native.values())}"),
+            *self._call_rows(),
+            ("graphs held", f"{size.graphs} per rank at the end of the rollout{each}"),
             ("backward cost", f"b = {size.backward:g} ({self.training}{checkpointed})"),
             ("predicted ratio", f"{size.ratio:.2f} ({size.ratio_all:.2f} if every update were free of recomputation)"),
         ]
         rows += self._memory_rows()
         text = [f"{self.upstream} {self.script}, {self.launch} line {self.line}{state}", ""]
+        if self.preset:
+            given = "".join(f", {name}={value}" for name, value in self.overridden.items())
+            text[1:1] = [f"  {'preset':<26}{self.preset}{given}"]
         text += [f"  {name:<26}{value}" for name, value in rows]
         if self.defaults:
             given = ", ".join(f"--{name} {value}" for name, value in self.defaults.items())
@@ -138,6 +175,9 @@ class PlanReport:
         if self.changes:
             text += ["", "Flags of upstream that would change it:"]
             text += [f"  {change.flag}: ratio {change.ratio:.2f}; {change.meaning}" for change in self.changes]
+        if self.settings:
+            text += ["", "Settings of the kit that would change it:"]
+            text += [f"  {change.flag}: ratio {change.ratio:.2f}; {change.meaning}" for change in self.settings]
         text += ["", "Assumed:", *(f"  {line}" for line in ASSUMPTIONS)]
         if self.notes:
             text += ["", "Note:", *(f"  {line}" for line in self.notes)]
