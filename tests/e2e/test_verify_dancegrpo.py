@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.bench import Bench, assert_ok, bench_of
 
-from leangrpo_tools import fetch, lock
-from leangrpo_tools.apply import apply
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.rehearsal import trees, verify
-from leangrpo_tools.rehearsal.base import Config
-from leangrpo_tools.rehearsal.rehearse import rehearse
+from leangrpo_tools.rehearsal import verify
 from leangrpo_tools.rehearsal.report import Report
 from leangrpo_tools.rehearsal.runs import Injection
-from leangrpo_tools.rehearsal.session import Session
 
 pytestmark = [pytest.mark.upstream, pytest.mark.slow]
 FAULTS = Path(__file__).with_name("rehearsal_faults.py")
@@ -24,34 +20,9 @@ GRAPH = 143568
 """Bytes of one kept graph of the tiny FLUX, fp32 without checkpointing; the budget tests only need its order."""
 
 
-class Bench:
-    """A patched checkout and the fork server all tests share."""
-
-    def __init__(self, folder: Path, session: Session) -> None:
-        self.session = session
-        self.root = folder / "checkout"
-        apply("DanceGRPO", self.root)
-        self.trees = {name: trees.export(self.root, folder / name, name) for name in ("flux", "flux_lora", "wan_2_1")}
-
-    def rehearse(self, script: str, *inject: Injection, timeout_s: float = 60, **config: Any) -> Report:
-        """One rehearsal; native runs of the same size are shared between the tests."""
-        found = self.trees[script]
-        return rehearse(
-            found.rehearsal, found.native, found.patched, Config(**config), session=self.session,
-            inject=inject, timeout_s=timeout_s,
-        )  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    locked = lock.load()
-    entry = locked.upstreams[locked.find("DanceGRPO")]
-    assert isinstance(entry, lock.GitEntry)
-    if not fetch.cached("DanceGRPO", entry):
-        pytest.skip("DanceGRPO is not in the cache; run once: apply-patch DanceGRPO /tmp/dance [--source URL|PATH]")
-    folder = tmp_path_factory.mktemp("bench")
-    with Session(folder / "runs") as session:
-        yield Bench(folder, session)
+    yield from bench_of("DanceGRPO", tmp_path_factory.mktemp("bench"))
 
 
 def fault(name: str, *variants: str, rank: int = 1, **args: Any) -> Injection:
@@ -59,10 +30,6 @@ def fault(name: str, *variants: str, rank: int = 1, **args: Any) -> Injection:
 
 
 ALL = ("native", "native-again", "patched", "control")
-
-
-def assert_ok(report: Report) -> None:
-    assert report.ok, report.render()
 
 
 @pytest.mark.parametrize(

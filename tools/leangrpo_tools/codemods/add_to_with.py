@@ -7,7 +7,7 @@ Before::
             # one rollout
             rewards, latents = sample(prompts)
 
-After, with ``function: train``, ``call: sample``, ``beside: torch.no_grad()``, ``context: lean.rollout(len(prompts))``::
+After, with ``call: sample``, ``beside: torch.no_grad()``, ``context: lean.rollout(len(prompts))``::
 
     def train(prompts):
         with torch.no_grad(), lean.rollout(len(prompts)):

@@ -137,6 +137,9 @@ class Script:
     """Whether upstream shares gradients between ranks. Where it does not, `late` has no native counterpart: the native
     runs then average gradients before clipping, too."""
 
+    replicated: bool = False
+    """Whether every rank holds all weights and upstream keeps them equal, so that they can be compared."""
+
     def configure(self, **chosen: Any) -> Config:
         """The configuration with this script's own defaults for what was not chosen."""
         return Config(**(self.defaults | chosen))

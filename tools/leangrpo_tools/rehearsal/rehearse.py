@@ -69,7 +69,7 @@ def rehearse(
             failures.append(f"the negative control ended badly: {stage.explain('control', exits)}")
     report = _report(stage, upstream, before, after, bound)
     report.control, report.failures, report.notes = control, failures, notes
-    if averaged and not failures:
+    if (averaged or (script.replicated and config.ranks > 1)) and not failures:
         report.replicas = compare.replicas(after)
     return report
 

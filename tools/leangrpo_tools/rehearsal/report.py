@@ -50,8 +50,7 @@ class Report:
     windows: list[list[dict[str, Any]]]
     """What the runtime reported, per rank one entry per window."""
     replicas: list[bool] = dataclasses.field(default_factory=list)
-    """Where the patched run averages gradients that upstream does not share: per update, whether the ranks' weights
-    are equal."""
+    """Where ranks must hold the same weights: per update of the patched run, whether they do."""
     failures: list[str] = dataclasses.field(default_factory=list)
     """Runs that ended badly, or made too few updates."""
     tested: list[str] = dataclasses.field(default_factory=list)

@@ -53,6 +53,7 @@ class FlowGRPO(Script):
         "batch", "group", "beta", "masked", "lora", "inner_epochs", "evaluate", "order", "inputs", "learning_rate",
     )  # fmt: skip
     defaults = {"generations": 8, "steps": 4, "fraction": 0.8}  # noqa: RUF012 (never changed)
+    replicated = True
     shuffled = True
     tolerance = 5e-6
 
