@@ -19,6 +19,7 @@ VERBS = {
     "diff-patch": cli.diff_patch,
     "revert-patch": cli.revert_patch,
     "verify-patch": cli.verify_patch,
+    "bench-patch": cli.bench_patch,
     "leangrpo": cli.leangrpo,
 }
 

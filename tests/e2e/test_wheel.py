@@ -18,7 +18,7 @@ import pytest
 from leangrpo_tools import bundle, data, lock
 
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
-SCRIPTS = ("apply-patch", "diff-patch", "revert-patch", "verify-patch", "leangrpo")
+SCRIPTS = ("apply-patch", "diff-patch", "revert-patch", "verify-patch", "bench-patch", "leangrpo")
 READ_ALL = "import sys; [compile(open(name, 'rb').read(), name, 'exec') for name in sys.stdin.read().splitlines()]"
 
 

@@ -159,9 +159,44 @@ def verify_command(
             checkpointing=checkpointing,
             ema=ema,
             budget=budget,
-            options=[(name, value) for name, _, value in (item.partition("=") for item in option or ())],
+            options=_options(option),
         )
         out.done(report, show.rehearsed)
+
+
+def bench_command(
+    name: Name,
+    script: Annotated[str, typer.Option(metavar="S", help="The training script to time.")],
+    tree: Annotated[Path | None, typer.Option(metavar="DEST", help="A patched tree; default: a fresh one.")] = None,
+    source: Source = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Processes per way of running.")] = 3,
+    sync: Annotated[str, typer.Option(help="The patched run's LEANGRPO_SYNC.")] = "upstream",
+    ranks: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 1,
+    updates_per_rollout: Annotated[int, typer.Option(min=1, help="Optimizer updates per rollout.")] = 2,
+    precision: Annotated[str, typer.Option(help="fp32 or bf16 (autocast).")] = "fp32",
+    checkpointing: Annotated[bool, typer.Option("--checkpointing", help="With activation checkpointing.")] = False,
+    budget: Annotated[str, typer.Option(metavar="GB", help="The patched run's LEANGRPO_BUDGET_GB.")] = "unlimited",
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="O=VALUE", help="An option of this script alone; may be repeated.")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Time upstream's own script on CPU, unpatched and patched in turn, beside the ratio that could be reached."""
+    from leangrpo_tools import show
+
+    with show.outcome(json) as out:
+        from leangrpo_tools.rehearsal import bench
+
+        report = bench(
+            name, script=script, tree=tree, source=source, repeat=repeat, ranks=ranks, sync=sync,
+            updates_per_rollout=updates_per_rollout, precision=precision, checkpointing=checkpointing, budget=budget,
+            options=_options(option),
+        )  # fmt: skip
+        out.done(report, show.rehearsed)
+
+
+def _options(given: list[str] | None) -> list[tuple[str, str]]:
+    return [(name, value) for name, _, value in (item.partition("=") for item in given or ())]
 
 
 def plan_command(
@@ -252,6 +287,7 @@ COMMANDS = {
     "diff": diff_command,
     "revert": revert_command,
     "verify": verify_command,
+    "bench": bench_command,
     "list": list_command,
     "status": status_command,
     "check": check_command,
@@ -297,3 +333,8 @@ def revert_patch() -> None:
 def verify_patch() -> None:
     """Entry point."""
     _alone("verify")
+
+
+def bench_patch() -> None:
+    """Entry point."""
+    _alone("bench")

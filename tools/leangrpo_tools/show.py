@@ -157,7 +157,7 @@ def checked(result: Any) -> str:
 
 
 def rehearsed(report: Any) -> str:
-    """``verify-patch``."""
+    """``verify-patch`` and ``bench-patch``."""
     return report.render()
 
 

@@ -1,4 +1,4 @@
-"""`verify-patch`: run upstream's own training script on CPU, unpatched and patched, and compare every update."""
+"""`verify-patch` and `bench-patch`: upstream's own training script on CPU, unpatched and patched, compared or timed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from leangrpo_tools.rehearsal.report import Report
     from leangrpo_tools.rehearsal.runs import Injection
     from leangrpo_tools.rehearsal.session import Session
+    from leangrpo_tools.rehearsal.timing import BenchReport
+    from leangrpo_tools.rehearsal.trees import Trees
 
 TIMEOUT_S = 120.0
 SCHEDULES = ("retain", "recompute")
@@ -65,10 +67,68 @@ def verify(
     Raises LG401 when upstream's script cannot be run here, LG403 for a configuration it does not have.
     """
     _check(schedule, sync, precision, budget)
+    with _both_trees(name, script, tree, source, session) as (shared, found, say):
+        from leangrpo_tools.rehearsal.rehearse import find_script, rehearse
+
+        config = find_script(found.rehearsal).configure(
+            ranks=ranks, updates=updates, updates_per_rollout=updates_per_rollout, precision=precision,
+            checkpointing=checkpointing, ema=ema, schedule=schedule, budget_gb=budget, sync=sync,
+            options=tuple(options),
+        )  # fmt: skip
+        report = rehearse(
+            found.rehearsal, found.native, found.patched, config, session=shared, upstream=found.upstream,
+            inject=inject, timeout_s=timeout_s, say=say,
+        )  # fmt: skip
+        report.notes += found.notes
+        shared.keep |= bool(report.failures)
+        return report
+
+
+def bench(
+    name: str,
+    *,
+    script: str,
+    tree: Path | str | None = None,
+    source: str | None = None,
+    repeat: int = 3,
+    ranks: int = 1,
+    updates_per_rollout: int = 2,
+    precision: str = "fp32",
+    checkpointing: bool = False,
+    budget: str = "unlimited",
+    sync: str = "upstream",
+    options: Sequence[tuple[str, str]] = (),
+) -> BenchReport:
+    """Times one script natively and patched, in turn; see :func:`verify` for what the arguments mean.
+
+    Args:
+        repeat: processes per way of running; each counts the rollouts after its first.
+
+    Raises LG401 when upstream's script cannot be run here, LG403 for a configuration it does not have.
+    """
+    _check("retain", sync, precision, budget)
+    with _both_trees(name, script, tree, source, None) as (shared, found, say):
+        from leangrpo_tools.rehearsal.rehearse import find_script
+        from leangrpo_tools.rehearsal.timing import measure
+
+        config = find_script(found.rehearsal).configure(
+            ranks=ranks, updates_per_rollout=updates_per_rollout, precision=precision, checkpointing=checkpointing,
+            budget_gb=budget, sync=sync, options=tuple(options),
+        )  # fmt: skip
+        return measure(
+            found.rehearsal, found.native, found.patched, config, session=shared, upstream=found.upstream,
+            repeat=repeat, say=say,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _both_trees(
+    name: str, script: str, tree: Path | str | None, source: str | None, session: Session | None
+) -> Iterator[tuple[Session, Trees, Callable[[str], None]]]:
+    """A session, the untouched and the patched tree of a script, and somebody to tell what happens."""
     # torch comes with these; `--help` and usage errors do without.
     from leangrpo_tools.rehearsal import session as sessions
     from leangrpo_tools.rehearsal import trees
-    from leangrpo_tools.rehearsal.rehearse import find_script, rehearse
 
     with contextlib.ExitStack() as stack:
         shared = session or stack.enter_context(sessions.Session())
@@ -85,22 +145,11 @@ def verify(
         found = trees.export(root, folder, script)
         if found.upstream.lower() != name.lower():
             raise KitError("LG310", f"{root} is patched for {found.upstream}, not {name}", fix="name that upstream")
-        config = find_script(found.rehearsal).configure(
-            ranks=ranks, updates=updates, updates_per_rollout=updates_per_rollout, precision=precision,
-            checkpointing=checkpointing, ema=ema, schedule=schedule, budget_gb=budget, sync=sync,
-            options=tuple(options),
-        )  # fmt: skip
         try:
-            report = rehearse(
-                found.rehearsal, found.native, found.patched, config, session=shared, upstream=found.upstream,
-                inject=inject, timeout_s=timeout_s, say=say,
-            )  # fmt: skip
+            yield shared, found, say
         except KitError as error:
             shared.keep |= error.code == "LG401"  # the message points into the logs
             raise
-        report.notes += found.notes
-        shared.keep |= bool(report.failures)
-        return report
 
 
 def _check(schedule: str, sync: str, precision: str, budget: str) -> None:

@@ -7,7 +7,7 @@ import importlib
 import json
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,11 +46,13 @@ class Recorder:
         self.done = 0
         self.forwards: Counter[str] = Counter()
         self.collectives: Counter[str] = Counter()
+        self.spent: defaultdict[str, float] = defaultdict(float)
         self.notes: dict[str, list[torch.Tensor]] = {}
         self._modules: list[torch.nn.Module] = []
         self._grads: dict[str, torch.Tensor | None] | None = None
         self._depth = 0
         self._clipping = False
+        self._backward = False
         self._started: float | None = None
         self._ended = 0.0
         self._last = 0.0
@@ -63,6 +65,7 @@ class Recorder:
             module, _, attribute = name.partition(":")
             self._count_forwards(getattr(importlib.import_module(module), attribute))
         self._count_collectives()
+        self._time_backward()
         self._watch_clipping()
         # torch.optim deletes its attribute `optimizer`, the module can only be imported.
         hooks: Any = importlib.import_module("torch.optim.optimizer")
@@ -98,10 +101,13 @@ class Recorder:
             if self._depth == 0:
                 self._enter_forward(module)
             self._depth += 1
+            kind, began = "grad" if torch.is_grad_enabled() else "no_grad", time.perf_counter()
             try:
                 return original(module, *args, **kwargs)
             finally:
                 self._depth -= 1
+                if self._depth == 0 and not self._backward:  # checkpointing calls no whole network in a backward
+                    self.spent[kind] += time.perf_counter() - began
 
         cls.forward = forward  # type: ignore[attr-defined]
 
@@ -114,6 +120,21 @@ class Recorder:
             self._modules.append(module)
         self.forwards["grad" if torch.is_grad_enabled() else "no_grad"] += 1
         self._beat("policy forward")
+
+    def _time_backward(self) -> None:
+        original: Any = torch.autograd.backward
+
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            self._backward, outer, began = True, self._backward, time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._backward = outer
+                if not outer:
+                    self.spent["backward"] += time.perf_counter() - began
+
+        torch.autograd.backward = backward  # type: ignore[assignment]
 
     def _count_collectives(self) -> None:
         nested = False
@@ -187,7 +208,7 @@ class Recorder:
         now = time.perf_counter()
         payload = {
             "grads": self._grads, "weights": weights, "notes": self.notes, "seconds": now - self._last,
-            "forwards": dict(self.forwards), "collectives": dict(self.collectives),
+            "forwards": dict(self.forwards), "collectives": dict(self.collectives), "spent": dict(self.spent),
         }  # fmt: skip
         torch.save(payload, self.out / f"update{self.done}.pt")
         if self.follow is not None:

@@ -34,9 +34,9 @@ def rehearse(
     `say` is told what happens, for a progress line. Raises LG401 when upstream's own script does not run, LG403 for
     a configuration the script does not have.
     """
-    module = _full_name(module)
+    module = full_name(module)
     script = find_script(module)
-    _check(script, config)
+    check(script, config)
     say("importing torch and diffusers")
     session.server.preload(script.preload)
     stage = Stage(session.server, script, module, config, session.folder(), inject, timeout_s)
@@ -76,7 +76,7 @@ def rehearse(
 
 def find_script(module: str) -> Script:
     """The rehearsal that a recipe names. Raises LG403 if there is none."""
-    module = _full_name(module)
+    module = full_name(module)
     try:
         return importlib.import_module(module).SCRIPT
     except ModuleNotFoundError as error:
@@ -86,11 +86,13 @@ def find_script(module: str) -> Script:
                        cause="the recipe names one that the kit lacks", fix="leangrpo list") from error  # fmt: skip
 
 
-def _full_name(module: str) -> str:
+def full_name(module: str) -> str:
+    """A recipe gives the last part only."""
     return module if "." in module else f"{SCRIPTS}.{module}"
 
 
-def _check(script: Script, config: Config) -> None:
+def check(script: Script, config: Config) -> None:
+    """Raises LG403 for what this script cannot be rehearsed with."""
     reason = script.supports(config)
     unknown = [name for name, _ in config.options if name not in script.options]
     if unknown:

@@ -1,0 +1,51 @@
+"""What a bench makes of recorded rollouts."""
+
+import json
+from typing import Any
+
+import pytest
+
+from leangrpo_tools.rehearsal import bench, timing
+from leangrpo_tools.rehearsal.base import Config
+from leangrpo_tools.rehearsal.compare import Run
+from leangrpo_tools.rehearsal.timing import COSTS, BenchReport, Timing
+
+
+def update(seconds: float, no_grad: int, grad: int, spent: float) -> dict[str, Any]:
+    """One rank's record; counts and times add up over the run."""
+    spread = {"no_grad": spent, "grad": 2 * spent, "backward": 3 * spent}
+    return {"seconds": seconds, "forwards": {"no_grad": no_grad, "grad": grad}, "spent": spread}
+
+
+def test_the_first_rollout_is_not_counted_and_the_slowest_rank_is() -> None:
+    ranks = [[9.0, 9.0, 2.0, 1.0, 2.5, 1.0], [9.0, 9.0, 2.0, 3.0, 1.0, 1.0]]
+    counts = [(10, 6), (10, 12), (20, 18), (20, 24), (30, 30), (30, 36)]
+    updates = [
+        [update(seconds[k], *counts[k], spent=float(k)) for seconds in ranks] for k in range(6)
+    ]  # fmt: skip
+    found = Timing("native")
+    timing._add(found, Run(updates, [{"peak_rss_bytes": 7}, {"peak_rss_bytes": 8}]), 2)
+    assert found.seconds == [5.0, 3.5] and found.median == 4.25
+    assert found.calls == {"no_grad": 10, "grad": 12}
+    assert found.costs == {"no_grad": [2.0, 2.0], "grad": [4.0, 4.0], "backward": [6.0, 6.0]}
+    assert found.peak_rss_bytes == 8
+
+
+def test_ratio_and_bound() -> None:
+    """Ten forwards of 0.1 s removed from 4 s leave 3 s at best."""
+    native = Timing("native", [4.0, 4.0, 9.0], {"no_grad": 20, "grad": 12}, {k: [2.0] for k in COSTS}, 1)
+    retain = Timing("retain", [3.2], {"no_grad": 10, "grad": 12}, {k: [1.0] for k in COSTS}, 2_000_000)
+    report = BenchReport("x", "y", Config(), 2, [native, retain])
+    assert report.ratio(retain) == pytest.approx(1.25) and report.bound(retain) == pytest.approx(4 / 3)
+    assert report.ratio(native) == report.bound(native) == 1.0
+    row = next(line for line in report.render().splitlines() if "retain" in line)
+    assert row.split() == ["retain", "3.20", "1.25", "1.33", "10", "12", "1.00", "1.00", "1.00", "2"]
+    assert json.loads(json.dumps(report.to_json()))["timings"][1]["bound"] == pytest.approx(4 / 3)
+
+
+def test_on_the_example() -> None:
+    report = bench("mini", script="train", repeat=1, updates_per_rollout=1)
+    assert [item.name for item in report.timings] == ["native", "recompute", "retain"]
+    native, recompute, retain = report.timings
+    assert native.calls == recompute.calls and retain.calls["no_grad"] < native.calls["no_grad"]
+    assert all(len(item.seconds) == 2 and all(cost > 0 for cost in item.costs["backward"]) for item in report.timings)

@@ -1,0 +1,153 @@
+"""How long a rollout and its updates take, natively and patched, in turn; beside the ratio that could be reached."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from leangrpo_tools.rehearsal import compare
+from leangrpo_tools.rehearsal.base import Config
+from leangrpo_tools.rehearsal.rehearse import check, find_script, full_name
+from leangrpo_tools.rehearsal.runs import Stage
+from leangrpo_tools.rehearsal.session import Session
+
+ROLLOUTS = 3
+"""Rollouts per process; the first one warms up and is not counted."""
+COSTS = ("no_grad", "grad", "backward")
+
+
+@dataclasses.dataclass
+class Timing:
+    """One way of running. `seconds` of each counted rollout with its updates, on the slowest rank; calls and costs are
+    those of the policy on rank 0 per counted rollout: forwards without and with grad, backward passes."""
+
+    name: str
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    calls: dict[str, float] = dataclasses.field(default_factory=dict)
+    costs: dict[str, list[float]] = dataclasses.field(default_factory=lambda: {kind: [] for kind in COSTS})
+    peak_rss_bytes: int = 0
+
+    @property
+    def median(self) -> float:
+        """Seconds of a rollout with its updates."""
+        return statistics.median(self.seconds)
+
+    def cost(self, kind: str) -> float:
+        """Seconds per rollout that one kind of work took, the median."""
+        return statistics.median(self.costs[kind])
+
+
+@dataclasses.dataclass
+class BenchReport:
+    """Native first. `exit_code` is 0: a bench measures, it does not judge."""
+
+    upstream: str
+    script: str
+    config: Config
+    repeat: int
+    timings: list[Timing]
+    exit_code: int = 0
+
+    def ratio(self, timing: Timing) -> float:
+        """Native time over this one's."""
+        return self.timings[0].median / timing.median
+
+    def bound(self, timing: Timing) -> float:
+        """The ratio if nothing but the removed forwards changed: a kept forward costs what one with grad costs."""
+        native = self.timings[0]
+        removed = native.calls["no_grad"] + native.calls["grad"] - timing.calls["no_grad"] - timing.calls["grad"]
+        saved = removed * native.cost("no_grad") / max(native.calls["no_grad"], 1)
+        return native.median / (native.median - saved)
+
+    def to_json(self) -> dict[str, Any]:
+        """All figures."""
+        return {
+            "upstream": self.upstream, "script": self.script, "config": dataclasses.asdict(self.config),
+            "timings": [
+                {
+                    "name": item.name, "median_s": item.median, "seconds": item.seconds, "ratio": self.ratio(item),
+                    "bound": self.bound(item), "calls": item.calls, "peak_rss_bytes": item.peak_rss_bytes,
+                    "costs_s": {kind: item.cost(kind) for kind in COSTS},
+                }
+                for item in self.timings
+            ],
+        }  # fmt: skip
+
+    def render(self) -> str:
+        """A table: medians, ratios, and the bound beside them."""
+        config = self.config
+        head = (
+            f"{self.upstream} {self.script}: {config.ranks} rank{'s' if config.ranks > 1 else ''}, "
+            f"{config.updates_per_rollout} updates per rollout, {config.generations} samples, {config.steps} steps, "
+            f"{config.precision}; {self.repeat} x {ROLLOUTS - 1} rollouts each, in turn"
+        )
+        names = (
+            "",
+            "s per rollout",
+            "ratio",
+            "bound",
+            "forwards",
+            "with grad",
+            "no grad s",
+            "grad s",
+            "backward s",
+            "MB",
+        )
+        rows: list[tuple[str, ...]] = [names]
+        for item in self.timings:
+            rows.append((
+                item.name, f"{item.median:.2f}", f"{self.ratio(item):.2f}", f"{self.bound(item):.2f}",
+                f"{item.calls['no_grad']:g}", f"{item.calls['grad']:g}",
+                *(f"{item.cost(kind):.2f}" for kind in COSTS), f"{item.peak_rss_bytes / 1e6:.0f}",
+            ))  # fmt: skip
+        widths = [max(len(row[column]) for row in rows) for column in range(len(names))]
+        lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
+        bound = "bound: the ratio if nothing but the removed forwards changed, from the seconds measured natively here"
+        return "\n".join([head, "", *lines, "", bound])
+
+
+def measure(
+    module: str, native: Path, patched: Path, config: Config, *, session: Session, upstream: str, repeat: int,
+    say: Callable[[str], None] = lambda text: None,
+) -> BenchReport:  # fmt: skip
+    """Runs native, recompute and the chosen schedule in turn, `repeat` times. Raises LG401 and LG403 as a rehearsal."""
+    module = full_name(module)
+    script = find_script(module)
+    config = dataclasses.replace(config, updates=ROLLOUTS * config.updates_per_rollout)
+    check(script, config)
+    say("importing torch and diffusers")
+    session.server.preload(script.preload)
+    ways = {"native": config, "recompute": dataclasses.replace(config, schedule="recompute"), config.schedule: config}
+    timings = {name: Timing(name) for name in ways}
+    assets: Path | None = None
+    for turn in range(repeat):
+        for name, chosen in ways.items():
+            say(f"{name}, {turn + 1} of {repeat}")
+            stage = Stage(session.server, script, module, chosen, session.folder(), assets=assets)
+            if assets is None:
+                stage.prepare()
+                assets = stage.assets
+            variant = "native" if name == "native" else "patched"
+            exits = stage.run(variant, native if name == "native" else patched, config.updates)
+            stage.require(variant, exits)
+            _add(timings[name], compare.load(stage.out(variant), config.ranks), config.updates_per_rollout)
+            shutil.rmtree(stage.out(variant))
+    return BenchReport(upstream, script.name, config, repeat, list(timings.values()))
+
+
+def _add(timing: Timing, run: compare.Run, per_rollout: int) -> None:
+    """The rollouts of one process after its first."""
+    for first in range(per_rollout, len(run.updates), per_rollout):
+        part = run.updates[first : first + per_rollout]
+        timing.seconds.append(
+            max(sum(float(update[rank]["seconds"]) for update in part) for rank in range(len(part[0])))
+        )
+        before, after = run.updates[first - 1][0], part[-1][0]
+        timing.calls = {kind: after["forwards"].get(kind, 0) - before["forwards"].get(kind, 0) for kind in COSTS[:2]}
+        for kind in COSTS:
+            timing.costs[kind].append(after["spent"].get(kind, 0.0) - before["spent"].get(kind, 0.0))
+    timing.peak_rss_bytes = max(timing.peak_rss_bytes, *(int(item["peak_rss_bytes"]) for item in run.summaries))
