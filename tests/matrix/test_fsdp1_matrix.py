@@ -84,7 +84,15 @@ def test_a_rank_with_zero_cotangents(strategy: str, orig: bool) -> None:
 @orig
 @pytest.mark.parametrize(
     ("checkpoint", "frozen"),
-    [("", ""), ("inside", ""), ("outside", ""), ("outside-reentrant", ""), ("", "block"), ("inside", "first"), ("", "lora")],
+    [
+        ("", ""),
+        ("inside", ""),
+        ("outside", ""),
+        ("outside-reentrant", ""),
+        ("", "block"),
+        ("inside", "first"),
+        ("", "lora"),
+    ],
 )
 def test_two_in_one_backward(strategy: str, orig: bool, checkpoint: str, frozen: str) -> None:
     """While others stay held, and with native passes in between; unsynchronised ones before, too."""

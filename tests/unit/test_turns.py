@@ -17,7 +17,7 @@ def slowly(trained: int, batch: int, window: int, group: int, rows: int) -> list
     return found
 
 
-@pytest.mark.parametrize(("trained", "batch"), itertools.product([1, 3], [1, 2, 4]))
+@pytest.mark.parametrize(("trained", "batch"), list(itertools.product([1, 3], [1, 2, 4])))
 @pytest.mark.parametrize(("window", "group"), [(4, 4), (4, 2), (8, 4), (8, 3), (12, 5), (4, 6), (4, 1)])
 def test_against_all_rows(trained: int, batch: int, window: int, group: int) -> None:
     for by_group in (False, True):
@@ -35,7 +35,13 @@ def test_a_boundary_begins_a_new_update() -> None:
         for _ in range(calls):
             turns.next()
         turns.update_over()
-        assert [turns.next() for _ in range(5)] == [(False, False), (False, False), (False, False), (False, True), (True, False)]
+        assert [turns.next() for _ in range(5)] == [
+            (False, False),
+            (False, False),
+            (False, False),
+            (False, True),
+            (True, False),
+        ]
         turns.update_over()
 
 
