@@ -228,7 +228,7 @@ EXPLAINED: dict[str, tuple[str, str]] = {
     ),
     "LG612": (
         "With LEANGRPO_SYNC=late or group natively recomputed calls are reduced together, by the last one's backward. "
-        "Some weights got a gradient in an earlier call and none in that one: a part of the network is not always used.",
+        "Some weights got a gradient in an earlier call and none in that one: not all of the network is always used.",
         "Train with LEANGRPO_SYNC=upstream.",
     ),
 }
