@@ -289,7 +289,7 @@ def _train_held(net: FSDP, case: Case, made: Samples, more: Samples, armed: bool
         results, lefts = zip(*(held.pop(k) for k in now), strict=True)
         values += [result["out"].detach().clone() for result in results]
         with fsdp1.walking(net, *lefts) if armed else nullcontext():
-            backward_all(results, [made[k][2:] for k in now])
+            backward_all(list(results), [made[k][2:] for k in now])
         del results, lefts
         if case.between and place == 0:
             with torch.no_grad():
