@@ -33,6 +33,7 @@ class Call:
 
         Returns squared norms: of the new outputs less the replayed ones, and of the new outputs.
         """
+        sync.tidy(self.net)
         enabled, dtype = self.rows[0].call.autocast
         kept = outputs_of(self.rows)
         device = kept[0][0].device.type

@@ -12,6 +12,7 @@ CODES = {
     "LG609": "replicas hold different gradients after the flush",
     "LG610": "a call into the runtime contradicts the one before it",
     "LG611": "another rank stopped, so this one cannot go on",
+    "LG612": "gradients were not reduced although they were due",
 }
 
 

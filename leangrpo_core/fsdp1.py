@@ -10,15 +10,16 @@ each held forward takes it along, and brings it back for its own backward:
     with walking(net, held):
         torch.autograd.backward(out, grad)
 
-In that backward each unit is un-sharded and its gradient reduced as natively. Both put back what a forward outside
-them left, so native forwards and backwards in between, before or after are safe.
+In that backward each unit is un-sharded and its gradient reduced as natively; several may be walked in one. Both put
+back what a forward outside them left, so native forwards and backwards in between, before or after are safe, with
+`tidy(net)` before each.
 
 Private names of torch are used in this module only. They were read in torch 2.5.1 to 2.14.1 and run with 2.13;
 `available` and `supports` say when they are not what this module knows.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -151,21 +152,35 @@ def holding(net: nn.Module) -> Iterator[Held]:
 
 
 @contextmanager
-def walking(net: nn.Module, held: Held) -> Iterator[None]:
-    """Around the one backward of a held forward.
+def walking(net: nn.Module, *held: Held) -> Iterator[None]:
+    """Around the one backward of a held forward, or of several.
+
+    Several are one backward for FSDP, too: units stay gathered, and a gradient is reduced once all graphs have given
+    their part. Only without mixed precision, where all graphs share the node that takes a unit's gradient.
 
     Raises:
-        RuntimeError: FSDP did not end this backward, so gradients may be missing; or `held` was walked before.
+        RuntimeError: FSDP did not end this backward, so gradients may be missing; or one was walked before.
     """
-    if not held.units:
+    if not all(forward.units for forward in held):
         raise RuntimeError("a held forward can be walked once, after it has ended")
     before = _take(net)
-    _put(held)
-    held.units, held.order = [], []
+    _put(held[0] if len(held) == 1 else _together(held))
+    for forward in held:
+        forward.units, forward.order = [], []
     yield
     if any(unit.hook for unit in _take(net).units):
         raise RuntimeError("FSDP did not end the backward of a held forward")
     _put(before)
+
+
+def tidy(net: nn.Module) -> None:
+    """Before a native forward beside held graphs: parameters stand where they belong, unless a backward is to come."""
+    for state in _states(net) if not available() else []:
+        handle = state._handle
+        if handle is None or handle._needs_pre_backward_unshard or handle.flat_param._tensors is None:
+            continue
+        if not hasattr(handle.flat_param, "_post_backward_hook_state") and _views_stand_in(handle.flat_param):
+            handle._use_sharded_views()
 
 
 def _states(net: nn.Module) -> list[Any]:
@@ -204,6 +219,27 @@ def _take(net: nn.Module) -> Held:
         held.order = list(order)
         order.clear()
     return held
+
+
+def _together(held: Sequence[Held]) -> Held:
+    """What one backward through the graphs of several forwards needs: of each unit what the last of them left that used
+    it."""
+    units = []
+    for left in zip(*(forward.units for forward in held), strict=True):
+        used = [unit for unit in left if unit.hook or unit.unshard] or left
+        units.append(used[-1])
+        if not units[-1].state._handle.flat_param.requires_grad:
+            # Its weights would be freed once the first of the graphs is through it.
+            for hook in [unit.hook for unit in used if unit.hook]:
+                hook[-1].remove()
+        elif len({unit.hook[0] for unit in used if unit.hook}) > 1:
+            raise RuntimeError("the graphs of this unit do not share the node that takes its gradient")
+    return Held(units, max((forward.order for forward in held), key=len))
+
+
+def reduces(net: nn.Module) -> bool:
+    """Whether a backward now would reduce; so, too, where this torch does not say."""
+    return bool(getattr(net, "_sync_gradients", True))
 
 
 def _views_stand_in(flat: Any) -> bool:

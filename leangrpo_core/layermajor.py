@@ -71,6 +71,18 @@ def _walks_from_edges() -> bool:
     return leaf.grad is not None
 
 
+def unreduced(net: nn.Module) -> int:
+    """How many weights have a gradient that waits for its reduction; 0, too, where this torch does not say."""
+    found = 0
+    for unit in units_of(net):
+        state = _state(unit)
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for p in [p for group in groups for p in getattr(group, "fsdp_params", ())]:
+            whole = getattr(getattr(p, "_unsharded_param", None), "grad", None)
+            found += whole is not None or getattr(p, "unsharded_accumulated_grad", None) is not None
+    return found
+
+
 def _state(unit: nn.Module) -> Any:
     return getattr(unit, "_get_fsdp_state", lambda: None)()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -123,5 +124,24 @@ def joint_bytes(net: nn.Module, shards: int) -> int:
         shards: how many ranks share the weights.
     """
     weights = sum(p.numel() * p.element_size() for p in net.parameters())
-    gradients = sum(p.numel() * p.element_size() for p in net.parameters() if p.requires_grad)
-    return (weights + gradients) * (shards - 1) + gradients
+    gradients = gradient_bytes(net, shards)
+    return weights * (shards - 1) + gradients
+
+
+def gradient_bytes(net: nn.Module, shards: int) -> int:
+    """Bytes of a whole gradient of what trains.
+
+    Under FSDP1 a unit has one gradient: where some of its weights train, it is as large as all of them.
+
+    Args:
+        net: the network; its parameters are this rank's share, or, where FSDP2 shards them, know their whole size.
+        shards: how many ranks share the weights of which `net` has this rank's share.
+    """
+    found, seen = 0, set[int]()
+    units = FullyShardedDataParallel.fsdp_modules(net)
+    for unit in [*reversed(units), *([] if units else [net])]:  # those inside another first
+        own = [p for p in unit.parameters() if id(p) not in seen]
+        seen |= {id(p) for p in own}
+        counted = own if units and any(p.requires_grad for p in own) else [p for p in own if p.requires_grad]
+        found += sum(p.numel() * p.element_size() for p in counted)
+    return found * shards

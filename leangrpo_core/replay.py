@@ -1,6 +1,7 @@
 """The update's side: which rows of a policy call are answered by kept calls, and the walk through the graphs."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -172,37 +173,60 @@ def walk(window: Window, wrapper: sync.Wrapper, net: nn.Module, calls: Sequence[
             "move the change behind optimizer.step(), or run with LEANGRPO_SCHEDULE=recompute",
         )
     layer_major = wrapper.flush == "layer-major"
-    if layer_major:
+    if wrapper.late:
         _some_everywhere(calls)
     jointly = wrapper.flush == "joint" or (wrapper.communicates and not layer_major and not _as_many_everywhere(calls))
     window.consumed = [call for call in window.consumed if all(call is not other for other in calls)]
+    if not calls:
+        return
     if layer_major:
         walk_layer_major(net, [_with_cuts(call) for call in calls])
-        return
-    if jointly:
-        _walk_jointly(calls)
-        return
+    elif jointly and wrapper.known and _reentrant(calls[0]):
+        # Each nested backward would free the unit's weights and reduce, while other graphs still need them.
+        if not _as_many_everywhere(calls):
+            what = "reentrant activation checkpointing, and ranks have other numbers of graphs"
+            raise LeanError("LG610", what, "train with LEANGRPO_SYNC=upstream")
+        _one_by_one(net, calls, wrapper, local=True)
+    elif jointly:
+        _walk_jointly(net, calls)
+    else:
+        _one_by_one(net, calls, wrapper, local=False)
+
+
+def _one_by_one(net: nn.Module, calls: Sequence[Kept], wrapper: sync.Wrapper, local: bool) -> None:
+    """A backward per graph, or per loss where none communicates; with `local` FSDP1 reduces in the last one only."""
     waiting = list(reversed(calls))
+    del calls
     while waiting:  # taken off one by one, so that each graph is freed before the next is walked
-        call = waiting.pop()
-        if wrapper.communicates:
-            with sync.walking(net, call.held):
-                torch.autograd.backward(call.release(), call.cotangents())
-        else:
-            same = [call]
-            while waiting and waiting[-1].loss == call.loss:
-                same.append(waiting.pop())
-            _walk_jointly(same)
-            del same
-        del call
+        same = [waiting.pop()]
+        while not wrapper.communicates and waiting and waiting[-1].loss == same[0].loss:
+            same.append(waiting.pop())
+        with net.no_sync() if local and waiting else nullcontext():  # type: ignore[operator]
+            _walk_jointly(net, same)
+        del same
 
 
-def _walk_jointly(calls: Sequence[Kept]) -> None:
+def _walk_jointly(net: nn.Module, calls: Sequence[Kept]) -> None:
     """All graphs in one backward, as autograd walks the calls that one loss is made of."""
     ready = [(call.cotangents(), call.release()) for call in calls]
     outs = [out for _, call_outs in ready for out in call_outs]
     if outs:
-        torch.autograd.backward(outs, [grad for grads, _ in ready for grad in grads])
+        with sync.walking(net, *(call.held for call in calls)):
+            torch.autograd.backward(outs, [grad for grads, _ in ready for grad in grads])
+
+
+def _reentrant(call: Kept) -> bool:
+    """Whether a part of the graph is recomputed by a backward of its own."""
+    seen, todo = set(), [out.grad_fn for out in call.outs]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        if node.name().startswith("CheckpointFunction"):
+            return True
+        seen.add(node)
+        todo += [parent for parent, _ in node.next_functions]
+    return False
 
 
 def _some_everywhere(calls: Sequence[Kept]) -> None:

@@ -67,6 +67,7 @@ class Report:
             "graph_bytes": window.graph_bytes,
             "peak_held_bytes": window.peak_held_bytes,
             "flush": flush,
+            "walks": window.walks,
             "audit_rel_l2": None if audit is None or math.isnan(audit) else audit,
         }
         line = f"window {window.number}: kept {window.kept} of {len(window.positions)} selected steps"
@@ -75,7 +76,7 @@ class Report:
             line += f"{readable(window.peak_held_bytes)} at the peak)"
         line += f", replayed {window.replayed}, recomputed {window.recomputed}"
         if window.replayed:
-            line += f"; flush {flush}"
+            line += f"; flush {flush}" + (f" in {window.walks} parts" if window.walks > 1 else "")
         if audit is not None and math.isnan(audit):
             line += "; audit: upstream's own gradient is not finite, the next window is audited"
         elif audit is not None:

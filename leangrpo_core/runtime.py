@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -10,12 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from . import agree, audit, capture, guard, keep, memory, replay, settings, sync
+from . import agree, capture, guard, keep, memory, replay, settings, sync
 from .budget import Budget
 from .errors import LeanError
 from .kept import Row
 from .order import Device, Orders, held_first
+from .reductions import Reductions
 from .report import Report
+from .settle import Settling
+from .turns import Turns
 from .window import Key, Window, keys_of
 
 VERSION = "0.1.0"
@@ -43,17 +47,16 @@ class Lean:
         self._rows = 0  # ids given out so far
         self._orders = Orders(self._report.once)
         self._sizes, self._budget = memory.Sizes(), Budget(None)
-        self._calls: list[audit.Call] = []
-        self._compared = False
+        self._turns = Turns()
+        self._reductions = Reductions(self._report)
+        self._settling = Settling(self._reductions.late)
         self._audited: WeakSet[nn.Module] = WeakSet()
         self._useless: WeakSet[nn.Module] = WeakSet()
-        self._wrapper: sync.Wrapper | None = None
-        self._net: nn.Module | None = None
 
     @contextmanager
     def rollout(
-        self, *, rows: int, steps: int, trained: int, window: int, batch: int = 1, shuffled: bool = False,
-        device: Device = None,
+        self, *, rows: int, steps: int, trained: int, window: int, batch: int = 1, group: int | None = None,
+        shuffled: bool = False, device: Device = None,
     ) -> Iterator[None]:  # fmt: skip
         """Opens a window: network calls of the selected steps in this block are kept.
 
@@ -63,6 +66,7 @@ class Lean:
             trained: how many of them are trained per row; which ones is drawn here, before the rollout.
             window: how many rows, from the first that is trained, the first optimizer update consumes.
             batch: rows per network call of the update.
+            group: how many rows, one after the other in the order of training, share a prompt; None is the window.
             shuffled: upstream trains the rows in a random order, which is drawn here, too.
             device: whose generator upstream draws these orders from; None is the CPU's.
 
@@ -70,6 +74,7 @@ class Lean:
             LeanError: LG601 and LG602 for settings that are wrong or differ between ranks.
         """
         base = self._begin(rows)
+        self._turns = Turns(trained, batch, window, group or window, by_group=self._start().sync == "group")
         if self._start().schedule != "recompute":
             order = self._orders.draw(base, rows, steps, shuffled=shuffled, device=device)
             self._open(base, order.positions(window, trained, batch))
@@ -97,6 +102,7 @@ class Lean:
         """
         if batch == 0:
             base, chosen = self._begin(batches * rows), self._start()
+            self._turns = Turns(steps, rows, window * rows, window * rows)
             order = self._orders.draw(base, batches * rows, steps, in_order=True)
             if chosen.schedule != "recompute":
                 first = batches if chosen.order == "upstream" else min(window, batches)
@@ -162,7 +168,7 @@ class Lean:
         window = self._window
         if window is None or window.updating or rows is None:
             return net(*args, **kwargs)
-        wrapper, chosen = self._classify(net, rollout=True), self._start()
+        wrapper, chosen = self._reductions.classify(net, rollout=True), self._start()
         if not wrapper.refusal:
             net, args, kwargs = sync.around_ddp(net, args, kwargs)
         if not window.probed and wrapper.kind == "fsdp2" and wrapper.collective:
@@ -172,7 +178,7 @@ class Lean:
         if not window.looked_at and sync.bare(net) in self._useless:
             window.refusal = "no step of an earlier window had the inputs of the update"
         if not window.probed and wrapper.flush == "joint" and not wrapper.notice:
-            wrapper = self._with_room(net, wrapper, capture.where(args, kwargs))
+            wrapper = self._reductions.with_room(net, wrapper, capture.where(args, kwargs))
         if not window.probed and not wrapper.refusal and chosen.audits(window.number, sync.bare(net) in self._audited):
             capture.probe(window, wrapper, net, args, kwargs)
         window.probed = True
@@ -197,9 +203,12 @@ class Lean:
         window = self._window
         if rows is None or not torch.is_grad_enabled():
             return net(*args, **kwargs)
+        over, due = self._turns.next()
         if window is None or not window.updating:
-            return self._native(net, args, kwargs)
-        wrapper = self._classify(net)
+            return self._native(net, args, kwargs, due)
+        wrapper = self._reductions.classify(net)
+        if over and self._start().sync == "group":
+            self._settling.after_group(window, wrapper, net)
         if wrapper.collective and window.agreed is None:
             self._agree(window)
         keys = keys_of(rows, steps, site)
@@ -210,7 +219,7 @@ class Lean:
             held, reasons = replay.find(window, net, keys, args, kwargs)
             if wrapper.collective and agree.minimum(int(not reasons)) == 0:
                 reasons |= dict.fromkeys(held, f"another {'row of the call' if reasons else 'rank'} recomputes")
-                held, window.native_only = {}, wrapper.flush == "joint"
+                held, window.native_only = {}, wrapper.alone
             for key in keys:
                 if key in reasons and key not in window.passed_by:
                     window.count(reasons[key])
@@ -218,14 +227,14 @@ class Lean:
                 told = f"in the update {window.rounded}: {INPUTS_TOLD[window.rounding_allowed]}"
                 self._report.once(told, about="rounded inputs")
         if len(held) < len(keys):
-            self._before_native(window, wrapper, net)
+            self._settling.before_native(window, wrapper, net)
             window.recomputed += len(keys) - len(held)
         if not held:
-            return self._native(net, args, kwargs)
+            return self._native(net, args, kwargs, due)
         replayed = replay.Replay(net, keys, held, args, kwargs)
-        result = replayed.run(window, self._native)
+        result = replayed.run(window, partial(self._native, due=due))
         if self._start().audits(window.number, sync.bare(net) in self._audited):
-            self._calls.append(replayed.for_audit())
+            self._settling.audit(replayed.for_audit())
         return result
 
     def flush(self, model: nn.Module, optimizer: Any) -> None:
@@ -236,18 +245,20 @@ class Lean:
             optimizer: upstream's.
 
         Raises:
-            LeanError: LG604, LG607, LG609 if the gradient could not be trusted; the optimizer has not stepped then.
+            LeanError: LG604, LG607, LG609, LG612 if the gradient could not be trusted; the optimizer has not stepped
+                then.
         """
         window, flush = self._window, ""
         if window is not None and window.updating:
             # Ranks under DDP replay and recompute each on its own, but all of them average.
-            if self._apart(model) or (self._net is not None and self._apart(self._net)):
-                flush = "flat"
-            if window.replayed and self._net is not None:
-                wrapper = self._classify(self._net)
+            net = self._reductions.net
+            flush = "flat" if sync.apart(model) or (net is not None and sync.apart(net)) else ""
+            if window.replayed and net is not None:
+                wrapper = self._reductions.classify(net)
                 flush = wrapper.flush
-                self._settle(window, wrapper, self._net, last=True)
-        self._average(model, flush)
+                self._settling.settle(window, wrapper, net, last=True)
+        self._turns.update_over()
+        self._reductions.finish(model, flush)
         if window is not None and window.updating:
             self._leave_window(None, flush)
 
@@ -259,10 +270,10 @@ class Lean:
             chosen = settings.load()
             sync.same_settings(chosen.text())
             agree.tell_on_failure()
-            self._settings = chosen
+            self._settings, self._reductions.setting = chosen, chosen.sync
             self._budget = Budget(chosen.budget_bytes)
             self._report.start(chosen, VERSION)
-            if chosen.schedule != "recompute":
+            if chosen.schedule != "recompute" or chosen.sync != "upstream":
                 register_optimizer_step_pre_hook(self._before_step)
         return self._settings
 
@@ -280,7 +291,7 @@ class Lean:
         self._window.rounding_allowed = self._start().inputs == "rounded"
         self._window.refusal = self._budget.begin_window(self._report.say)
         if model is not None:
-            self._window.refusal = self._classify(model).refusal or self._window.refusal
+            self._window.refusal = self._reductions.classify(model).refusal or self._window.refusal
 
     @contextmanager
     def _rolling_out(self, last: bool) -> Iterator[None]:
@@ -294,118 +305,32 @@ class Lean:
             self.rows = None
         if last and self._window is not None:
             self._window.end_rollout()
-            if self._wrapper is not None and self._wrapper.collective:
+            if self._reductions.wrapper is not None and self._reductions.wrapper.collective:
                 self._agree(self._window)
-
-    def _classify(self, net: nn.Module, rollout: bool = False) -> sync.Wrapper:
-        """How to treat `net`. A rollout may go around the wrapper; that is not what a user should be told about."""
-        if self._net is not net or self._wrapper is None:
-            late = self._start().sync == "late"
-            around = rollout and self._net is not None and sync.bare(self._net) is sync.bare(net)
-            self._net, self._wrapper = net, sync.classify(net, late)
-            told = "" if around else self._wrapper.told(late)
-            if told:
-                self._report.once(told)
-        return self._wrapper
-
-    def _apart(self, net: nn.Module) -> bool:
-        """Whether ranks go through this update each on its own, and average their gradients at its end."""
-        if self._window is None or not self._window.updating:
-            return False
-        wrapper = sync.classify(net)
-        return wrapper.flush == "flat" and not wrapper.refusal
-
-    def _with_room(self, net: nn.Module, wrapper: sync.Wrapper, device: torch.device) -> sync.Wrapper:
-        """One backward for all graphs only where every rank has room for it, else one after the other from here on."""
-        reason = keep.no_room(wrapper, net, device)
-        if agree.minimum(int(not reason)) == 1:
-            return wrapper
-        self._report.once(f"FSDP1: {reason or 'no room on another rank'}; gradients are reduced as upstream does")
-        self._wrapper = sync.classify(net)
-        return self._wrapper
 
     def _agree(self, window: Window) -> None:
         """All ranks hold the same number of leading steps from here on."""
         window.agreed = agree.minimum(window.prefix())
         window.keep_prefix(window.agreed, "beyond what every rank holds")
 
-    def _native(self, net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A native call of the update. DDP communicates in it only if every rank makes it, or will in its place."""
-        late = self._settings is not None and self._settings.sync == "late"
-        if late or self._apart(net):
-            net, args, kwargs = sync.around_ddp(net, args, kwargs)
-        return net(*args, **kwargs)
-
-    def _before_native(self, window: Window, wrapper: sync.Wrapper, net: nn.Module) -> None:
-        """Walks what was replayed so far, so that gradients add up in upstream's order, before a native call.
-
-        Where FSDP1 walks all graphs in one backward, a native one beside held graphs is a segmentation fault: there the
-        rest is let go.
-        """
-        if wrapper.flush == "joint" and window.held:
-            window.drop(list(window.held), "let go before a native call")
-        if not window.consumed:
-            return
-        if wrapper.flush == "joint" and not all(call.complete for call in window.consumed):
-            raise LeanError(
-                "LG606",
-                "a step was replayed, its loss not yet walked, when another call of it must be recomputed",
-                "run with LEANGRPO_SCHEDULE=recompute under this wrapper",
-            )
-        self._settle(window, wrapper, net, last=False)
-
-    def _settle(self, window: Window, wrapper: sync.Wrapper, net: nn.Module, last: bool) -> None:
-        """Walks what was consumed, and compares it with a native recomputation if an audit is due."""
-        walked = replay.due(window, wrapper, last)
-        ours = {id(call) for call in walked}
-        calls = [call for call in self._calls if call.belongs_to(ours)]
-        self._calls = [call for call in self._calls if not call.belongs_to(ours)]
-        parameters = [p for p in guard.parameters_of(net) if p.requires_grad]
-        before = audit.gradients(parameters) if calls else []
-        replay.walk(window, wrapper, net, walked)
-        if calls:
-            if wrapper.flush == "joint" and window.held:
-                window.drop(list(window.held), "let go before a native call")
-            window.audits.append(audit.audit(parameters, before, calls, together=wrapper.collective))
-
-    def _average(self, model: nn.Module, flush: str) -> None:
-        """Averages gradients over the ranks where the flush, or the setting, asks for it."""
-        late = self._start().sync == "late" and agree.world_size() > 1 and sync.classify(model).kind in ("none", "ddp")
-        if flush != "flat" and not late:
-            return
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        sync.flat_mean(parameters)
-        if not self._compared:
-            self._compared = True
-            sync.same_gradients(parameters)
+    def _native(self, net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], due: bool) -> Any:
+        window = self._window
+        apart = window is not None and window.updating and sync.apart(net)
+        audited = window is not None and self._start().audits(window.number, sync.bare(net) in self._audited)
+        return self._reductions.native(net, args, kwargs, due=due, apart=apart, audited=audited)
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        """Weights are about to change: nothing may be waiting for its flush."""
-        window = self._window
-        if window is None or self._net is None or not (window.held or window.consumed):
-            return
-        ours = {id(parameter) for parameter in guard.parameters_of(self._net)}
-        if not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
-            return
-        if window.consumed:
-            raise LeanError(
-                "LG603",
-                f"optimizer.step() with {len(window.consumed)} replayed calls not yet walked",
-                "call lean.flush(model, optimizer) before clipping and stepping; `diff-patch` shows where it belongs",
-            )
-        window.drop(list(window.held), "the optimizer stepped before they were used")
+        self._settling.before_step(self._window, self._reductions.net, optimizer)
 
     def _leave_window(self, reason: str | None, flush: str = "") -> None:
         window, self._window = self._window, None
-        self._calls.clear()
+        self._settling.forget()
+        left = self._settling.left(window)
+        if left and reason:
+            fix = "an update must end with lean.flush(model, optimizer) before the next rollout"
+            raise LeanError("LG610", f"{reason} with {left}", fix)
         if window is None:
             return
-        if window.consumed and reason:
-            raise LeanError(
-                "LG610",
-                f"{reason} with {len(window.consumed)} replayed calls not yet walked",
-                "an update must end with lean.flush(model, optimizer) before the next rollout",
-            )
         if window.consumed:
             steps = sum(len(call.taken) for call in window.consumed)
             window.count("replayed, but no gradient came back", steps)

@@ -12,13 +12,13 @@ from pathlib import Path
 from .errors import LeanError
 
 SCHEDULES = ("retain", "recompute")
-SYNCS = ("upstream", "late")
+SYNCS = ("upstream", "group", "late")
 ORDERS = ("held-first", "upstream")
 INPUTS = ("exact", "rounded")
 ALLOWED = {
     "schedule": " or ".join(SCHEDULES),
     "budget_gb": "measured, unlimited, or a number of gigabytes (1e9 bytes) per rank, 0 or more",
-    "sync": " or ".join(SYNCS),
+    "sync": ", ".join(SYNCS[:-1]) + " or " + SYNCS[-1],
     "audit": "first, off, or every:N with N >= 1",
     "order": " or ".join(ORDERS),
     "inputs": " or ".join(INPUTS),
@@ -35,7 +35,8 @@ class Settings:
         schedule: `retain` keeps the graphs of the rollout; `recompute` is upstream's own behaviour, the off switch.
         budget_gb: gigabytes (1e9 bytes) of kept graphs a rank may hold at a time; `inf` is unlimited, None measured.
         sync: `upstream` reduces gradients over the ranks as often as upstream does; `late` once per update under FSDP1
-            where there is room for it, under FSDP2, and also where upstream leaves every rank alone.
+            and FSDP2 where there is room for it, and also where upstream leaves every rank alone; `group` once per
+            prompt group, whose graphs are walked as soon as its last row was trained.
         audit: which windows are compared with a native recomputation: `first` that can be judged, `off`, `every:N`.
         order: where upstream shuffles the samples of a rollout over several updates: `held-first` trains those whose
             graphs are held first; `upstream` leaves the order alone and holds the graphs of all.

@@ -38,13 +38,14 @@ class Wrapper:
     Attributes:
         kind: `none`, `ddp`, `fsdp1` or `fsdp2`.
         flush: `in order` (one backward per graph), `flat` (in order, then one all-reduce), `armed` (in order, with what
-            FSDP1 left at each forward), `joint` (one backward for all graphs), `layer-major` (the last unit of all
-            graphs, then the one before it).
+            FSDP1 left at each forward), `joint` (one backward for all graphs, with what it left if `known`),
+            `layer-major` (the last unit of all graphs, then the one before it).
         collective: the wrapper communicates, so ranks must decide together.
         communicates: it does so in the backward of a kept graph.
         refusal: why nothing can be kept through this wrapper; empty if it can.
         shards: over how many ranks it spreads the weights.
         notice: why it is not treated as upstream's reductions would need it.
+        known: what FSDP1 leaves at a forward can be kept with its graph.
     """
 
     kind: str
@@ -54,13 +55,28 @@ class Wrapper:
     refusal: str = ""
     shards: int = 1
     notice: str = ""
+    known: bool = False
 
-    def told(self, late: bool) -> str:
-        """What a user should know about this wrapper, or nothing; `late` as for :func:`classify`."""
+    @property
+    def alone(self) -> bool:
+        """Whether all held graphs must be walked at once, and no native call may run beside them."""
+        return self.flush == "joint" and not self.known
+
+    @property
+    def late(self) -> bool:
+        """Whether it reduces once for many backward passes."""
+        return self.flush in ("joint", "layer-major") and not self.refusal
+
+    def told(self, setting: str) -> str:
+        """What a user should know about this wrapper, or nothing, with LEANGRPO_SYNC as `setting`."""
+        if setting == "group" and self.kind in ("none", "ddp") and not self.refusal and world_size() > 1:
+            return "LEANGRPO_SYNC=group averages gradients once per update here, as late does"
+        if setting == "group" and self.alone:
+            return f"{self.kind}: {self.notice}; gradients are reduced once per update, as with LEANGRPO_SYNC=late"
         if self.notice:
             how = "one by one, as upstream" if self.flush == "in order" else "in one backward"
             return f"{self.kind}: {self.notice}; kept graphs are walked {how}"
-        if self.kind == "none" and not self.refusal and not late and world_size() > 1:
+        if self.kind == "none" and not self.refusal and setting == "upstream" and world_size() > 1:
             return (
                 "the network has no wrapper: as upstream, no gradient is shared between ranks "
                 "(LEANGRPO_SYNC=late averages them)"
@@ -99,18 +115,26 @@ def classify(net: nn.Module, late: bool = False) -> Wrapper:
     return Wrapper("none", "in order")
 
 
+def apart(net: nn.Module) -> bool:
+    """Whether ranks go through an update after a rollout each on its own, and average their gradients at its end."""
+    wrapper = classify(net)
+    return wrapper.flush == "flat" and not wrapper.refusal
+
+
 def _fsdp1(net: FullyShardedDataParallel, late: bool) -> Wrapper:
     """One graph after the other as upstream; all in one backward if asked for or if this torch is not known."""
     unknown = fsdp1.supports(net)
-    low = {torch.bfloat16, torch.float16} & {net.mixed_precision.param_dtype, *(p.dtype for p in net.parameters())}
+    precision, stored = net.mixed_precision, {p.dtype for p in net.parameters()}
+    low = {torch.bfloat16, torch.float16} & {precision.param_dtype, precision.reduce_dtype, *stored}
+    low |= {precision.param_dtype} - {None, *stored}
     if not unknown and (not late or low):
-        return Wrapper("fsdp1", "armed", True, True)
+        return Wrapper("fsdp1", "armed", True, True, known=True)
     refusal = _offloaded(net)
     if low and not refusal:
         # Upstream rounds the sum after every backward, a joint one rounds once.
         refusal = f"{unknown}, and a joint backward would add up gradients in {low.pop()} otherwise than upstream"
     shards = 1 if net.sharding_strategy == ShardingStrategy.NO_SHARD else dist.get_world_size(net.process_group)
-    return Wrapper("fsdp1", "joint", True, True, refusal, shards, unknown)
+    return Wrapper("fsdp1", "joint", True, True, refusal, shards, unknown, not unknown)
 
 
 def _fsdp2(net: nn.Module, several: bool, late: bool) -> Wrapper:
@@ -169,13 +193,19 @@ def around_ddp(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return net.module, args, kwargs
 
 
+def tidy(net: nn.Module) -> None:
+    """Before a native forward while graphs are held."""
+    if isinstance(net, FullyShardedDataParallel):
+        fsdp1.tidy(net)
+
+
 @contextmanager
 def keeping(net: nn.Module, wrapper: Wrapper) -> Iterator[fsdp1.Held | Cuts | None]:
     """Around a forward whose graph is held. Yields what its backward will need.
 
     FSDP1 remembers one forward only, so that is what it left for this one; for `layer-major` the cuts in the graph.
     """
-    if wrapper.flush == "armed":
+    if wrapper.known:
         with fsdp1.holding(net) as held:
             yield held
     elif wrapper.flush == "layer-major":
@@ -186,12 +216,13 @@ def keeping(net: nn.Module, wrapper: Wrapper) -> Iterator[fsdp1.Held | Cuts | No
 
 
 @contextmanager
-def walking(net: nn.Module, held: fsdp1.Held | Cuts | None) -> Iterator[None]:
-    """Around the backward of a kept graph."""
-    if not isinstance(held, fsdp1.Held):
+def walking(net: nn.Module, *held: fsdp1.Held | Cuts | None) -> Iterator[None]:
+    """Around the one backward of a kept graph, or of several."""
+    left = [forward for forward in held if isinstance(forward, fsdp1.Held)]
+    if not left:
         yield
     else:
-        with fsdp1.walking(net, held):
+        with fsdp1.walking(net, *left):
             yield
 
 

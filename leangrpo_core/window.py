@@ -56,6 +56,7 @@ class Window:
         turned_away: steps that were held for other inputs than the update's.
         rounding_allowed: whether a step may be replayed for inputs that differ by rounding.
         rounded: which input did, in words; empty as long as none has.
+        walks: how often graphs were walked.
         agreed: how many leading places every rank holds, once ranks have compared.
         native_only: some rank had to recompute, so from here on all do.
         updating: the rollout is over.
@@ -80,6 +81,7 @@ class Window:
     seen: Seen | None = None
     probed: bool = False
     audits: list[float] = field(default_factory=list)
+    walks: int = 0
     looked_at: bool = False
     refusal: str = ""
     losses: int = 0

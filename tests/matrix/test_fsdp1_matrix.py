@@ -1,5 +1,6 @@
 """Held graphs under FSDP1 in every combination that matters; tests/unit/test_fsdp1.py has a part of them."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,6 +78,31 @@ def test_four_ranks(strategy: str, orig: bool) -> None:
 @orig
 def test_a_rank_with_zero_cotangents(strategy: str, orig: bool) -> None:
     assert_exact(Case(strategy, orig, F64, zero=True))
+
+
+@strategy
+@orig
+@pytest.mark.parametrize(
+    ("checkpoint", "frozen"),
+    [
+        ("", ""),
+        ("inside", ""),
+        ("outside", ""),
+        ("outside-reentrant", ""),
+        ("", "block"),
+        ("inside", "first"),
+        ("", "lora"),
+    ],
+)
+def test_two_in_one_backward(strategy: str, orig: bool, checkpoint: str, frozen: str) -> None:
+    """While others stay held, and with native passes in between; unsynchronised ones before, too."""
+    if frozen == "lora" and not orig:
+        pytest.skip("frozen and trained weights in one unit need use_orig_params")
+    case = Case(strategy, orig, F64, checkpoint=checkpoint, frozen=frozen, order=[2, 0, 3, 1], together=2)
+    assert_exact(case)
+    if not checkpoint:
+        assert_exact(replace(case, mixed="native while held"))
+        assert_exact(replace(case, mixed="pending", no_sync=True))
 
 
 @strategy

@@ -54,6 +54,7 @@ class Policy(nn.Module):
 class Config:
     """Rows per rollout, steps of a trajectory, trained steps, rows per update, rollouts; precision and seed.
 
+    `group` rows share a prompt, for the runtime; `announced` is the rows per update that it is told, if not the truth.
     `one_autocast` puts a whole rollout under one autocast region, so that calls share cached weights.
     """
 
@@ -61,6 +62,8 @@ class Config:
     steps: int = 6
     trained: int = 3
     accumulate: int = 4
+    group: int | None = None
+    announced: int | None = None
     rollouts: int = 2
     tokens: int = 4
     bf16: bool = False
@@ -147,7 +150,8 @@ def train(runtime: Lean | None, net: nn.Module, optimizer: Any, config: Config, 
             "rows": config.rows,
             "steps": config.steps,
             "trained": config.trained,
-            "window": config.accumulate,
+            "window": config.announced or config.accumulate,
+            "group": config.group,
         }
         with torch.autocast("cpu", torch.bfloat16, enabled=config.one_autocast):
             if lean is None:

@@ -83,6 +83,7 @@ class Case:
         checkpoint: where activations are checkpointed: `inside` or `outside` the unit, and `-reentrant`.
         frozen: what does not train: all but `lora`, the second `block`, or the `first` one and all before it.
         order: in which the graphs are walked.
+        together: how many of them are walked in one backward.
         between: forwards without grad between the held ones and between the walks.
         native_window: which window is trained natively.
         zero: all ranks but the first have cotangents of zero.
@@ -103,6 +104,7 @@ class Case:
     graphs: int = 4
     windows: int = 3
     order: list[int] | None = None
+    together: int = 1
     between: bool = True
     native_window: int | None = 1
     zero: bool = False
@@ -212,8 +214,14 @@ def full(net: FSDP, what: str) -> dict[str, Tensor]:
 
 
 def backward(result: dict[str, Tensor], a: Tensor, b: Tensor) -> None:
-    outs = [result["out"], result["aux"]]
-    torch.autograd.backward(outs, [a.to(outs[0].dtype), b.to(outs[1].dtype)])
+    backward_all([result], [(a, b)])
+
+
+def backward_all(results: list[dict[str, Tensor]], cotangents: list[tuple[Tensor, Tensor]]) -> None:
+    """One backward through all of them."""
+    outs = [result[name] for result in results for name in ("out", "aux")]
+    grads = [grad for pair in cotangents for grad in pair]
+    torch.autograd.backward(outs, [grad.to(out.dtype) for out, grad in zip(outs, grads, strict=True)])
 
 
 def train(rank: int, world: int, case: Case, schedule: str) -> dict[str, Any]:
@@ -270,18 +278,22 @@ def _train_held(net: FSDP, case: Case, made: Samples, more: Samples, armed: bool
     pending = None
     if case.mixed == "native while held":
         for x, t, a, b in more:
+            if armed:
+                fsdp1.tidy(net)
             backward(net(x, t), a, b)
     elif case.mixed == "pending":
         pending = net(*more[0][:2])
-    for place, k in enumerate(case.order or range(case.graphs)):
-        result, left = held.pop(k)
-        values.append(result["out"].detach().clone())
-        with fsdp1.walking(net, left) if armed else nullcontext():
-            backward(result, *made[k][2:])
-        del result, left
+    order = list(case.order or range(case.graphs))
+    for place in range(0, len(order), case.together):
+        now = order[place : place + case.together]
+        results, lefts = zip(*(held.pop(k) for k in now), strict=True)
+        values += [result["out"].detach().clone() for result in results]
+        with fsdp1.walking(net, *lefts) if armed else nullcontext():
+            backward_all(list(results), [made[k][2:] for k in now])
+        del results, lefts
         if case.between and place == 0:
             with torch.no_grad():
-                net(*made[k][:2])
+                net(*made[now[0]][:2])
     if pending is not None:
         backward(pending, *more[0][2:])
 

@@ -28,6 +28,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from leangrpo_core import Lean
 from leangrpo_core.guard import local
@@ -115,6 +116,15 @@ def adapters_only(net: Policy) -> Policy:
     return net
 
 
+def _checkpoint_reentrant(block: nn.Module) -> None:
+    inside = block.forward
+
+    def forward(x: Tensor) -> Tensor:
+        return checkpoint(inside, x, use_reentrant=True) if torch.is_grad_enabled() else inside(x)  # type: ignore[return-value]
+
+    block.forward = forward
+
+
 @dataclass
 class Side:
     """One training on one rank.
@@ -159,7 +169,8 @@ def job(rank: int, world: int, kind: str, lean: bool, options: dict[str, Any]) -
     """One rank of a training run.
 
     `options`: `config` and `hooks(rank)` for the trainer, `env` for the runtime (a list holds a value per rank),
-    `checkpointing`, `adapters` to train only some weights, and `optimizer`.
+    `checkpointing`, `reentrant` to checkpoint each block's inside that way, `adapters` to train only some weights, and
+    `optimizer`.
     """
     for name, value in options.get("env", {}).items():
         os.environ[name] = value[rank] if isinstance(value, list) else value
@@ -167,6 +178,9 @@ def job(rank: int, world: int, kind: str, lean: bool, options: dict[str, Any]) -
         os.environ["LEANGRPO_REPORT_DIR"] = folder
         torch.manual_seed(0)
         policy = Policy(checkpointing=options.get("checkpointing", False))
+        if options.get("reentrant"):
+            for block in policy.blocks:
+                _checkpoint_reentrant(block)
         net = wrap(kind, adapters_only(policy) if options.get("adapters") else policy)
         config = Config(rank=rank, **options.get("config", {}))
         hooks = options["hooks"](rank) if "hooks" in options else None

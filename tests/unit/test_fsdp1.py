@@ -53,6 +53,11 @@ def test_native_passes_among_held_graphs(mixed: str, strategy: str, orig: bool, 
     assert_exact(Case(strategy, orig, F64, mixed=mixed, checkpoint=checkpoint))
 
 
+def test_two_in_one_backward() -> None:
+    """While others are held, and with native passes in between."""
+    assert_exact(Case("FULL_SHARD", False, F64, frozen="block", together=2, mixed="native while held"))
+
+
 @pytest.mark.parametrize(("kind", "between", "orig"), [("unused", "", True), ("plain", "evaluation", False)])
 def test_odd(kind: str, between: str, orig: bool) -> None:
     assert max(ranks.run(odd, 2, Case("FULL_SHARD", orig, F64), kind, between)) < 1e-12

@@ -126,7 +126,7 @@ def verify_command(
     tree: Annotated[Path | None, typer.Option(metavar="DEST", help="A patched tree; default: a fresh one.")] = None,
     source: Source = None,
     schedule: Annotated[str, typer.Option(help="retain, or recompute (upstream's own behaviour).")] = "retain",
-    sync: Annotated[str, typer.Option(help="The patched run's LEANGRPO_SYNC: upstream or late.")] = "upstream",
+    sync: Annotated[str, typer.Option(help="The patched run's LEANGRPO_SYNC: upstream, group or late.")] = "upstream",
     ranks: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     updates: Annotated[int, typer.Option(min=1, help="Optimizer updates to compare.")] = 4,
     updates_per_rollout: Annotated[int, typer.Option(min=1, help="Optimizer updates per rollout.")] = 2,

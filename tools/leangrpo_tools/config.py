@@ -10,7 +10,8 @@ DEFAULTS = """\
 # how many gigabytes of kept graphs a rank may hold: measured, unlimited, or a number
 # budget_gb: measured
 
-# upstream: share gradients between ranks when upstream does; late: once per update, also where upstream never does
+# upstream: share gradients between ranks when upstream does; group: once per prompt group, under FSDP;
+# late: once per update, also where upstream never does
 # sync: upstream
 
 # compare the whole gradient with a native recomputation: first, off, or every:N windows

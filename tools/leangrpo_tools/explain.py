@@ -226,6 +226,11 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "Look for the first error of the rank that is named; this one is only its consequence. A rank that was killed "
         "without a word (out of memory on the host, say) is known by not having come as far as the others.",
     ),
+    "LG612": (
+        "With LEANGRPO_SYNC=late or group natively recomputed calls are reduced together, by the last one's backward. "
+        "Some weights got a gradient in an earlier call and none in that one: not all of the network is always used.",
+        "Train with LEANGRPO_SYNC=upstream.",
+    ),
 }
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 120.0
 SCHEDULES = ("retain", "recompute")
-SYNCS = ("upstream", "late")
+SYNCS = ("upstream", "group", "late")
 PRECISIONS = ("fp32", "bf16")
 HELP = "verify-patch --help"
 
@@ -51,7 +51,7 @@ def verify(
         script: the script's name in the recipe.
         tree: a patched checkout to rehearse; by default a fresh one, made from the cache or `source`.
         schedule: the patched run's, `retain` or `recompute`.
-        sync: the patched run's LEANGRPO_SYNC, `upstream` or `late`.
+        sync: the patched run's LEANGRPO_SYNC, `upstream`, `group` or `late`.
         ranks: processes.
         updates: optimizer updates to compare.
         updates_per_rollout: optimizer updates made with the samples of one rollout.

@@ -171,12 +171,12 @@ class Script:
 
     def bound(self, config: Config) -> Bound:
         """What counts as a match: every bit, unless ranks add up their gradients in another order than natively."""
-        late = config.sync == "late" and config.ranks > 1 and (config.schedule != "recompute" or self.averaged(config))
+        late = config.sync != "upstream" and config.ranks > 1
         return Bound(bitwise=False, rel_l2=SHARDED) if late or not self.deterministic else Bound(bitwise=True, rel_l2=0)
 
     def averaged(self, config: Config) -> bool:
         """Whether the native runs have to average gradients over the ranks, which this upstream does not do."""
-        return config.sync == "late" and config.ranks > 1 and not self.synchronised
+        return config.sync != "upstream" and config.ranks > 1 and not self.synchronised
 
     def stand_ins(self, config: Config) -> tuple[str, ...]:
         """What native runs are given because of the patched run's settings, by name."""
