@@ -125,7 +125,8 @@ class Capture:
             detach_all(result)
             return as_tuple(result, asked)
         call.held = held
-        call.host_bytes = moved.host_bytes if moved else 0
+        if moved:
+            call.host_bytes, call.on_host = moved.host_bytes, not moved.refusal
         if not call.outs:
             window.refusal = "the network's output needs no gradient"
             window.pass_by(wanted, window.refusal)
@@ -142,7 +143,7 @@ class Capture:
         if window.refusal:
             window.pass_by(wanted, window.refusal)
             return value
-        if moved and moved.refusal:
+        if moved and moved.refusal and any(window.positions[key[:2]] >= window.on_device for key in wanted):
             window.pass_by(wanted, moved.refusal)
         elif any(window.positions[key[:2]] >= window.limit for key in wanted):
             # The first call of all: only now it is known what it weighs, and its graph is one.

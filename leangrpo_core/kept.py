@@ -45,6 +45,7 @@ class Kept:
 
     Attributes:
         host_bytes: bytes it left in host memory.
+        on_host: all that could be moved is there.
 
     Raises:
         Uncuttable: the result cannot be rebuilt, or not be split into rows.
@@ -56,7 +57,7 @@ class Kept:
         self.rows = rows
         self.copies = 1
         self.graph_bytes = graph_bytes
-        self.host_bytes = 0
+        self.host_bytes, self.on_host = 0, False
         self.outs: list[Tensor] = []
         self.leaves: list[list[Tensor]] = []  # per output that has a graph, per row
         self.values: list[list[Tensor]] = []  # per tensor of the result, per row

@@ -123,16 +123,15 @@ class Sizes:
         alone = self.fits(budget_bytes)
         if not host_bytes or alone >= selected:
             return (0, alone) if host_bytes and not self.row_bytes and math.isfinite(budget_bytes) else (alone, alone)
-        whole, left = self.row_bytes, self.row_left
-        if left >= whole:
-            return alone, alone
-        on_host = min(host_bytes / self.row_host if self.row_host else math.inf, selected)
-        on_host = min(math.floor(on_host), math.floor(budget_bytes / left) if left else selected)
-        on_device = math.floor((budget_bytes - on_host * left) / whole)
-        if on_device + on_host >= selected:  # then more of them may lie on the device
-            on_device = min(math.floor((budget_bytes - selected * left) / (whole - left)), selected)
-            return max(on_device, 0), selected
-        return on_device, on_device + on_host
+
+        def on_host(on_device: int) -> int:
+            left = budget_bytes - on_device * self.row_bytes
+            limits = (left / self.row_left if self.row_left else math.inf,
+                      host_bytes / self.row_host if self.row_host else math.inf, selected - on_device)  # fmt: skip
+            return math.floor(min(limits))
+
+        total, on_device = max((here + on_host(here), here) for here in range(int(alone) + 1))
+        return on_device, total
 
     def graph_bytes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """The smaller of the last two figures."""

@@ -133,7 +133,7 @@ class Window:
         self.held |= {key: Row(call, place) for key, place in keys.items()}
         self.kept += len(keys)
         self.calls += 1
-        if call.host_bytes:
+        if call.on_host:
             self.offloaded += 1
             self.host_bytes = call.host_bytes
 
@@ -164,7 +164,7 @@ class Window:
 
     def places_on_host(self) -> list[int]:
         """Places, ascending, that are held in host memory."""
-        return sorted({self.positions[key[:2]] for key, row in self.held.items() if row.call.host_bytes})
+        return sorted({self.positions[key[:2]] for key, row in self.held.items() if row.call.on_host})
 
     def prefix(self) -> int:
         """How many leading places of the order of consumption are held, whatever the site."""
