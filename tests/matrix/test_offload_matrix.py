@@ -1,5 +1,6 @@
 """Graphs in host memory under every wrapper: {upstream, late} x checkpointing x {fp32, bf16 autocast}, 2 ranks."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -19,24 +20,30 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sync", ["upstream", "late"])
+@functools.cache
+def found_for(kind: str, sync: str, bf16: bool, checkpoint: str) -> Any:
+    """Per rank the trainings natively, with graphs on the device, and on the host."""
+    config = {"config": {"bf16": bf16}, "env": {"LEANGRPO_SYNC": sync, "LEANGRPO_AUDIT": "first"}}
+    return ranks.run(trio, 2, kind, CHECKPOINTS[checkpoint] | config, seconds=120)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sync"), [*((kind, "upstream") for kind in KINDS), *((kind, "late") for kind in ("ddp", "fsdp", "fsdp2"))]
+)
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 def test_bits_and_bytes(kind: str, sync: str, bf16: bool, checkpoint: str) -> None:
     """Bitwise as with all graphs on the device; natively, too, where upstream's order of sums is kept."""
-    if kind == "fsdp2" and checkpoint == "reentrant" and sync == "late":
-        pytest.skip("refused by name, as without host memory")
-    options = CHECKPOINTS[checkpoint] | {"config": {"bf16": bf16}, "env": {"LEANGRPO_SYNC": sync, "LEANGRPO_AUDIT": "first"}}
-    found = ranks.run(trio, 2, kind, options, seconds=120)
-    bare = ranks.run(trio, 2, "none", options, seconds=120) if kind != "none" else found
+    found, bare = found_for(kind, sync, bf16, checkpoint), found_for("none", "upstream", bf16, checkpoint)
     for (native, device, on_host), (_, _, alone) in zip(found, bare, strict=True):
         assert_same(on_host.result, device.result)
         joint = sync == "late" and kind.startswith("fsdp") and "bf16" not in kind
-        if not (joint or kind == "ddp" or sync == "late"):
+        if not joint and kind != "ddp":
             assert_same(on_host.result, native.result)
         window = on_host.windows[-1]
-        assert window["replayed"] == 6 and window["offloaded"] >= 4, window
+        # A reentrant checkpoint keeps the tensors of a container: fewer graphs fit beside them.
+        least, moved = (3, 2) if checkpoint == "reentrant" else (6, 4)
+        assert window["replayed"] >= least and window["offloaded"] >= moved, window
         assert window["peak_held_bytes"] <= 1.6 * window["graph_bytes"], window
         # Gathered weights are not copied: no more than without a wrapper, but for arguments that FSDP casts.
         assert window["host_bytes"] <= alone.windows[-1]["host_bytes"] * (1 if "bf16" not in kind else 1.1), window

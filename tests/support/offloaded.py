@@ -29,7 +29,8 @@ class KeywordBlock(Block):
 
     def forward(self, x: Tensor, context: Tensor, pair: Any = None, *, scale: float = 1.0) -> Tensor:  # type: ignore[override]
         shift, stretch = pair
-        return super().forward(x * stretch + shift) * self.gate * scale + context
+        x = (x * stretch + shift).to(self.gate.dtype)  # which FSDP may have cast
+        return super().forward(x) * self.gate * scale + context
 
 
 class KeywordPolicy(Policy):
@@ -46,7 +47,7 @@ class KeywordPolicy(Policy):
         pair = self.table.sin(), self.table.cos() * (context if self.flows else prompt.mean())
         for block in self.blocks:
             x = block(x=x, pair=pair, context=context, scale=0.5)
-        return self.wrap(self.leave(x) * scale)
+        return self.wrap(self.leave(x.to(self.leave.weight.dtype)) * scale)
 
 
 class StillPolicy(KeywordPolicy):
