@@ -293,6 +293,7 @@ def test_a_write_in_place_is_noticed(small: int, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(("kind", "keeps"), [("keyword", False), ("untouched", True), ("own function", True)])
 def test_inputs_of_checkpoints_leave_the_device(kind: str, keeps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks take keywords and a pair: their tensors die with the forward, unless a closure keeps them."""
+
     def own(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return checkpoint(function, *args, use_reentrant=False, **kwargs)
 
@@ -328,7 +329,11 @@ def test_inputs_of_checkpoints_leave_the_device(kind: str, keeps: bool, monkeypa
 def test_nothing_is_held_after_the_flush(budgets: Any) -> None:
     budgets("plain", 1.5, math.inf)
     lean, used = Lean(), []
-    hooks = Hooks(before_flush=lambda _: used.append(lean._host.used), after_flush=lambda _: used.append(lean._host.used))
+
+    def look(net: nn.Module) -> None:
+        used.append(lean._host.used)
+
+    hooks = Hooks(before_flush=look, after_flush=look)
     run(lean, "plain", Config(tokens=TOKENS, rollouts=2), hooks)
     assert used[0] > 0 and used[2] > 0 and used[1] == used[3] == 0
 
