@@ -1,4 +1,4 @@
-"""Peak bytes per rank of weights and gradients, and bytes of kept graphs, by wrapper and flush: measured and by formula.
+"""Peak bytes per rank of weights and gradients, and bytes of kept graphs, by wrapper and flush, beside formulas.
 
     bash tools/test -m matrix tests/matrix/test_peaks.py -s
 
