@@ -39,6 +39,7 @@ class KeywordPolicy(Policy):
     def __init__(self, checkpointing: bool = False) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(KeywordBlock() for _ in range(3))
+        self.table: Tensor
         self.register_buffer("table", torch.linspace(-1, 1, TOKENS * WIDTH).view(TOKENS, WIDTH))
 
     def forward(self, latents: Tensor, timestep: Tensor, prompt: Tensor, scale: float = 1.0) -> Any:

@@ -68,9 +68,18 @@ def budgets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, f
     return use
 
 
-@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("kind", ["plain", "positional", "container", "keyword", "reentrant"])
-def test_bitwise(bf16: bool, kind: str, budgets: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "bf16"),
+    [
+        ("plain", False),
+        ("plain", True),
+        ("positional", True),
+        ("keyword", False),
+        ("keyword", True),
+        ("reentrant", True),
+    ],
+)
+def test_bitwise(kind: str, bf16: bool, budgets: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """All is kept, in bounds, and every update is the native one; the audit agrees."""
     one = budgets(kind, 4.5, math.inf, bf16=bf16)
     monkeypatch.setenv("LEANGRPO_AUDIT", "first")
@@ -87,7 +96,7 @@ def test_bitwise(bf16: bool, kind: str, budgets: Any, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("kind", "graphs"), [("plain", 0), ("plain", 0.5), ("plain", 1), ("plain", 4), ("plain", 100), ("keyword", 4)]
+    ("kind", "graphs"), [("plain", 0.0), ("plain", 0.5), ("plain", 4.0), ("plain", 100.0), ("keyword", 1.0)]
 )
 def test_the_host_budget_is_kept(
     kind: str, graphs: float, budgets: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
@@ -112,7 +121,7 @@ def test_the_host_budget_is_kept(
     assert window["offloaded"] <= graphs and window["peak_host_bytes"] <= graphs * one
     assert window["peak_held_bytes"] <= 2.5 * one
     both = "over LEANGRPO_BUDGET_GB and LEANGRPO_OFFLOAD_GB"
-    named = {0: {"over LEANGRPO_BUDGET_GB"}, 100: set()}.get(graphs, {both})
+    named = {0.0: {"over LEANGRPO_BUDGET_GB"}, 100.0: set()}.get(graphs, {both})
     assert set(window["reasons"]) == named and sum(window["reasons"].values()) == 12 - window["kept"]
     line = capsys.readouterr().out.splitlines()[-1]
     assert ("in host memory" in line) == (window["offloaded"] > 0), line
@@ -304,7 +313,7 @@ def test_inputs_of_checkpoints_leave_the_device(kind: str, keeps: bool, monkeypa
     before = [module.checkpoint_fn for module in net.blocks]
     if kind == "own function":
         for module in net.blocks:
-            module.checkpoint_fn = own
+            setattr(module, "checkpoint_fn", own)  # noqa: B010 (see `checkpoints.py`)
 
     def look(module: nn.Module, args: Any, kwargs: Any) -> None:
         assert not args and list(kwargs) == ["x", "pair", "context", "scale"] and type(kwargs["pair"]) is tuple

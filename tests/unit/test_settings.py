@@ -49,7 +49,10 @@ def test_refused_values_name_what_is_allowed(name: str, value: str) -> None:
 def test_host_memory_is_named_where_it_is_set() -> None:
     assert settings.parse({"offload_gb": "0"}) == settings.parse({})
     found = settings.parse({"offload_gb": "unlimited", "budget_gb": "40"})
-    assert found.text() == "schedule=retain budget_gb=40 sync=upstream audit=first offload_gb=unlimited"
+    assert (
+        found.text()
+        == "schedule=retain budget_gb=40 sync=upstream audit=first order=held-first inputs=exact offload_gb=unlimited"
+    )
 
 
 def test_unknown_variable_lists_the_known_ones() -> None:

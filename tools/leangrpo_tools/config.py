@@ -10,6 +10,9 @@ DEFAULTS = """\
 # how many gigabytes of kept graphs a rank may hold: measured, unlimited, or a number
 # budget_gb: measured
 
+# how many gigabytes of host memory a rank may use for graphs beyond that (0: they are recomputed): a number, or unlimited
+# offload_gb: 0
+
 # upstream: share gradients between ranks when upstream does; late: once per update, also where upstream never does
 # sync: upstream
 
