@@ -38,8 +38,11 @@ class Call:
         kept = outputs_of(self.rows)
         device = kept[0][0].device.type
         net, args, kwargs = sync.around_ddp(self.net, self.args, self.kwargs)
+        # Upstream may be within an autocast region, whose cached casts of weights would tie the calls' graphs together.
+        torch.clear_autocast_cache()
         with torch.enable_grad(), torch.autocast(device, dtype=dtype, enabled=enabled):
             outs = [out for out in tensors_of(net(*args, **kwargs)) if out.requires_grad]
+        torch.clear_autocast_cache()
         off = size = 0.0
         for out, (value, _) in zip(outs, kept, strict=True):
             off += (out.detach().double() - value.double()).square().sum().item()

@@ -1,18 +1,20 @@
 """How a kept call runs: under grad, in train mode, measured, its graph cut at the output."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from . import guard, memory, sync
+from . import guard, memory, offload, sync
 from .cutting import Cuts
 from .errors import LeanError
 from .fsdp1 import Held
+from .host import HostMemory
 from .kept import Kept, tolerance
+from .offload import OVER_HOST, Moved, to_host
 from .values import Uncuttable, as_tuple, detach_all, leaves, named, tensors_of
 from .window import Key, Window
 
@@ -70,7 +72,8 @@ class Capture:
     """What it takes to keep calls of a network.
 
     Attributes:
-        budget: bytes of graphs this rank may hold.
+        budget: bytes of graphs this rank may hold on the device.
+        host: the host memory for graphs beyond that.
         sizes: what graphs of calls with such arguments weigh, as far as measured.
         measure: follow the bytes of each call in any case.
     """
@@ -79,8 +82,23 @@ class Capture:
     wrapper: sync.Wrapper
     net: nn.Module
     budget: float
+    host: HostMemory
     sizes: memory.Sizes
     measure: bool
+
+    def __post_init__(self) -> None:
+        self.over_budget = OVER_BUDGET  # why a step is not held that has no room
+        if self.host.limit:
+            reason = offload.why_not(self.net)
+            self.over_budget += f", and not in host memory: {reason}" if reason else f" and {OVER_HOST[5:]}"
+            self.host = HostMemory(0.0) if reason else self.host
+
+    def set_limits(self) -> None:
+        """How many places there is room for, by what is known of a graph's weight."""
+        window = self.window
+        window.on_device, window.limit = self.sizes.room(self.budget, self.host.limit, len(window.positions))
+        for place in window.places_on_host():  # held there before more was known, it leaves its place to another
+            window.on_device += place <= window.on_device
 
     def keep(self, wanted: dict[Key, int], rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the call under grad, holds its graph, returns the result without it, in the type the network returns.
@@ -94,23 +112,27 @@ class Capture:
         seen = window.see(self.net)
         generators = guard.generator_states(device)
         asked, kwargs = kwargs, _by_name(kwargs)
-        result, held = self._run(args, kwargs, device)
+        aside = bool(self.host.limit) and max(window.positions[key[:2]] for key in wanted) >= window.on_device
+        result, held, moved = self._run(args, kwargs, device, aside)
         window.graph_bytes = self.sizes.graph_bytes(args, kwargs)
         arguments = named(sync.innermost(self.net), args, kwargs)
+        left = max(window.graph_bytes - moved.bytes, 0) if moved else window.graph_bytes
         try:
-            call = Kept(result, arguments, rows, device, window.graph_bytes)
+            call = Kept(result, arguments, rows, device, left)
         except Uncuttable as reason:
             window.refusal = str(reason)
             window.pass_by(wanted, window.refusal)
             detach_all(result)
             return as_tuple(result, asked)
         call.held = held
+        if moved:
+            call.host_bytes, call.on_host = moved.host_bytes, not moved.refusal
         if not call.outs:
             window.refusal = "the network's output needs no gradient"
             window.pass_by(wanted, window.refusal)
             return as_tuple(result, asked)
-        self.sizes.row_bytes = window.graph_bytes / len(wanted)
-        window.limit = self.sizes.fits(self.budget)
+        self.sizes.per_row(args, kwargs, len(wanted))
+        self.set_limits()
         value = as_tuple(call.for_rollout(), asked)
         if not all(map(torch.equal, generators, guard.generator_states(device))):
             window.refusal = "the network draws random numbers"
@@ -121,28 +143,33 @@ class Capture:
         if window.refusal:
             window.pass_by(wanted, window.refusal)
             return value
-        if any(window.positions[key[:2]] >= window.limit for key in wanted):
+        if moved and moved.refusal and any(window.positions[key[:2]] >= window.on_device for key in wanted):
+            window.pass_by(wanted, moved.refusal)
+        elif any(window.positions[key[:2]] >= window.limit for key in wanted):
             # The first call of all: only now it is known what it weighs, and its graph is one.
-            window.pass_by(wanted, OVER_BUDGET)
+            window.pass_by(wanted, self.over_budget)
         else:
             window.hold(call, wanted)
         return value
 
     def _run(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device
-    ) -> tuple[Any, Held | Cuts | None]:
-        """The result, with its graph, and what its backward will need besides."""
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, aside: bool
+    ) -> tuple[Any, Held | Cuts | None, Moved | None]:
+        """The result, with its graph, what its backward will need besides, and what lies in host memory (`aside`)."""
         window = self.window
+        moving = to_host(self.net, (args, kwargs), self.host, device) if aside else nullcontext()
         # Low-precision copies of weights that autocast cached without grad, or for another graph, must not enter this.
         torch.clear_autocast_cache()
         with training_mode(self.net), torch.enable_grad(), sync.keeping(self.net, self.wrapper) as held:
             try:
                 if not self.measure and self.sizes.settled(args, kwargs):
-                    result = self.net(*args, **kwargs)
+                    with moving as moved:
+                        result = self.net(*args, **kwargs)
                     torch.clear_autocast_cache()
-                    return result, held
+                    return result, held, moved
                 with window.meter.measure(device) as figure:
-                    result = self.net(*args, **kwargs)
+                    with moving as moved:
+                        result = self.net(*args, **kwargs)
                     torch.clear_autocast_cache()
             except torch.OutOfMemoryError as error:
                 held = window.held_bytes() / 1e9
@@ -152,5 +179,12 @@ class Capture:
                     f"set LEANGRPO_BUDGET_GB to less than {held:.3g}; what does not fit is recomputed",
                 ) from error
         window.measured += 1
-        self.sizes.add(args, kwargs, figure[0])
-        return result, held
+        if moved is None:
+            self.sizes.add(args, kwargs, figure[0])
+        else:
+            # Off CUDA the copies are among what the meter followed.
+            counted = 0 if device.type == "cuda" else moved.host_bytes
+            self.sizes.add(args, kwargs, figure[0] - counted + moved.bytes)
+            if not moved.refusal:
+                self.sizes.add_moved(args, kwargs, moved.bytes, moved.host_bytes)
+        return result, held, moved

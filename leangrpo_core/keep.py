@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from . import guard, memory, sync
-from .capture import OVER_BUDGET, Capture, where
+from .capture import Capture, where
+from .host import HostMemory
 from .rows import copies_in, merge, take
 from .values import Uncuttable, leaves, needs_grad, rebuildable, uncomparable
 from .window import Key, Window
@@ -24,6 +25,7 @@ def rollout_call(
     kwargs: dict[str, Any],
     *,
     budget: float,
+    host: HostMemory,
     sizes: memory.Sizes,
     measure: bool,
 ) -> Any:
@@ -31,7 +33,8 @@ def rollout_call(
 
     Args:
         keys: which step of which row, for each row of the call.
-        budget: bytes of graphs this rank may hold.
+        budget: bytes of graphs this rank may hold on the device.
+        host: the host memory for graphs beyond that.
         sizes: what graphs of calls with such arguments weigh, as far as measured.
         measure: follow the bytes of this call in any case.
 
@@ -43,24 +46,20 @@ def rollout_call(
     if reason:
         window.pass_by(wanted, reason)
         wanted = {}
+    call = Capture(window, wrapper, net, budget, host, sizes, measure)
+    call.set_limits()
     # One figure is not enough to keep nothing for good: the first forward allocates more than a graph.
-    window.limit = max(sizes.fits(budget), int(sizes.measured < 2))
-    _leave_out(window, wanted)
-    call = Capture(window, wrapper, net, budget, sizes, measure)
+    window.limit = max(window.limit, int(sizes.measured < 2))
+    over = [key for key in wanted if window.positions[key[:2]] >= window.limit]
+    window.pass_by(over, call.over_budget)
+    for key in over:
+        del wanted[key]
     if not wanted:
         return net(*args, **kwargs)
     # A wrapper that communicates needs equally many forwards on every rank.
     if len(wanted) == len(keys) or wrapper.collective:
         return call.keep(wanted, len(keys), args, kwargs)
     return _in_two(call, wanted, len(keys), args, kwargs)
-
-
-def _leave_out(window: Window, wanted: dict[Key, int]) -> None:
-    """Steps that the budget does not hold."""
-    over = [key for key in wanted if window.positions[key[:2]] >= window.limit]
-    window.pass_by(over, OVER_BUDGET)
-    for key in over:
-        del wanted[key]
 
 
 def _in_two(call: Capture, wanted: dict[Key, int], rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -41,7 +41,11 @@ class Kept:
         named: its arguments by name; tensors are copied.
         rows: how many rows of the rollout it evaluated; see `rows.py` for how tensors hold them.
         device: where the call ran.
-        graph_bytes: bytes the call left allocated.
+        graph_bytes: bytes the call left allocated on the device.
+
+    Attributes:
+        host_bytes: bytes it left in host memory.
+        on_host: all that could be moved is there.
 
     Raises:
         Uncuttable: the result cannot be rebuilt, or not be split into rows.
@@ -53,6 +57,7 @@ class Kept:
         self.rows = rows
         self.copies = 1
         self.graph_bytes = graph_bytes
+        self.host_bytes, self.on_host = 0, False
         self.outs: list[Tensor] = []
         self.leaves: list[list[Tensor]] = []  # per output that has a graph, per row
         self.values: list[list[Tensor]] = []  # per tensor of the result, per row

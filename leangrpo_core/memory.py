@@ -83,12 +83,14 @@ class Sizes:
 
     def __init__(self) -> None:
         self._figures: dict[tuple[Any, ...], list[int]] = {}
+        self._moved: dict[tuple[Any, ...], tuple[int, int]] = {}
         self.row_bytes = 0.0  # of the last kept call; 0 before the first
+        self.row_left = 0.0  # of a graph in host memory, what stays on the device: what could not be moved
+        self.row_host = 0.0  # what it takes on the host; no more than a graph as long as none was moved
         self.measured = 0
 
     def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
-        shapes = tuple(tuple(item.shape) for _, item in leaves((args, kwargs)) if isinstance(item, Tensor))
-        return self._figures.setdefault(shapes, [])
+        return self._figures.setdefault(_shapes(args, kwargs), [])
 
     def settled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return len(self._of(args, kwargs)) >= 2
@@ -98,14 +100,47 @@ class Sizes:
         figures[:] = [*figures[-1:], figure]
         self.measured += 1
 
+    def add_moved(self, args: tuple[Any, ...], kwargs: dict[str, Any], moved: int, host: int) -> None:
+        """A call with such arguments moved `moved` bytes off the device, which take `host` bytes on the host."""
+        self._moved[_shapes(args, kwargs)] = moved, host
+
+    def per_row(self, args: tuple[Any, ...], kwargs: dict[str, Any], rows: int) -> None:
+        """From here on rows weigh what those of such a call weigh, `rows` of them."""
+        graph = self.graph_bytes(args, kwargs)
+        moved, host = self._moved.get(_shapes(args, kwargs), (graph, graph))
+        self.row_bytes, self.row_left, self.row_host = graph / rows, max(graph - moved, 0) / rows, host / rows
+
     def fits(self, budget_bytes: float) -> float:
         """How many rows' graphs a budget holds; infinity where it has no limit or no graph was measured yet."""
         limited = math.isfinite(budget_bytes) and self.row_bytes
         return math.floor(budget_bytes / self.row_bytes) if limited else math.inf
 
+    def room(self, budget_bytes: float, host_bytes: float, selected: int) -> tuple[float, float]:
+        """How many rows' graphs are to lie on the device, and how many are held in all, some in host memory.
+
+        As many as possible in all, and of those as many as possible on the device, where the others leave something,
+        too. The first call is one for the host, which shows both figures.
+        """
+        alone = self.fits(budget_bytes)
+        if not host_bytes or alone >= selected:
+            return (0, alone) if host_bytes and not self.row_bytes and math.isfinite(budget_bytes) else (alone, alone)
+
+        def on_host(on_device: int) -> int:
+            left = budget_bytes - on_device * self.row_bytes
+            limits = (left / self.row_left if self.row_left else math.inf,
+                      host_bytes / self.row_host if self.row_host else math.inf, selected - on_device)  # fmt: skip
+            return math.floor(min(limits))
+
+        total, on_device = max((here + on_host(here), here) for here in range(int(alone) + 1))
+        return on_device, total
+
     def graph_bytes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """The smaller of the last two figures."""
         return min(self._of(args, kwargs))
+
+
+def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(tuple(item.shape) for _, item in leaves((args, kwargs)) if isinstance(item, Tensor))
 
 
 def free_bytes(device: torch.device) -> float:

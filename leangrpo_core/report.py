@@ -66,6 +66,9 @@ class Report:
             "reasons": window.told(),
             "graph_bytes": window.graph_bytes,
             "peak_held_bytes": window.peak_held_bytes,
+            "offloaded": window.offloaded,
+            "host_bytes": window.host_bytes,
+            "peak_host_bytes": window.peak_host_bytes,
             "flush": flush,
             "walks": window.walks,
             "audit_rel_l2": None if audit is None or math.isnan(audit) else audit,
@@ -74,6 +77,9 @@ class Report:
         if window.kept:
             line += f" in {window.calls} calls ({readable(window.graph_bytes)} each, "
             line += f"{readable(window.peak_held_bytes)} at the peak)"
+        if window.offloaded:
+            line += f", {window.offloaded} of them in host memory ({readable(window.host_bytes)} each, "
+            line += f"{readable(window.peak_host_bytes)} at the peak)"
         line += f", replayed {window.replayed}, recomputed {window.recomputed}"
         if window.replayed:
             line += f"; flush {flush}" + (f" in {window.walks} parts" if window.walks > 1 else "")

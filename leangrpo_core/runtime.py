@@ -14,6 +14,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from . import agree, capture, guard, keep, memory, replay, settings, sync
 from .budget import Budget
 from .errors import LeanError
+from .host import HostMemory
 from .kept import Row
 from .order import Device, Orders, held_first
 from .reductions import Reductions
@@ -46,7 +47,7 @@ class Lean:
         self._windows = 0
         self._rows = 0  # ids given out so far
         self._orders = Orders(self._report.once)
-        self._sizes, self._budget = memory.Sizes(), Budget(None)
+        self._sizes, self._budget, self._host = memory.Sizes(), Budget(None), HostMemory(0.0)
         self._turns = Turns()
         self._reductions = Reductions(self._report)
         self._settling = Settling(self._reductions.late)
@@ -185,7 +186,7 @@ class Lean:
         keys = [(window.base + row, at, site) for row, at, _ in keys_of(rows, step, site)]
         return keep.rollout_call(
             window, wrapper, net, keys, args, kwargs,
-            budget=self._budget.bytes, sizes=self._sizes, measure=self._report.follows(window),
+            budget=self._budget.bytes, host=self._host, sizes=self._sizes, measure=self._report.follows(window),
         )  # fmt: skip
 
     def policy_call(
@@ -271,7 +272,7 @@ class Lean:
             sync.same_settings(chosen.text())
             agree.tell_on_failure()
             self._settings, self._reductions.setting = chosen, chosen.sync
-            self._budget = Budget(chosen.budget_bytes)
+            self._budget, self._host = Budget(chosen.budget_bytes), HostMemory(chosen.offload_gb * 1e9)
             self._report.start(chosen, VERSION)
             if chosen.schedule != "recompute" or chosen.sync != "upstream":
                 register_optimizer_step_pre_hook(self._before_step)

@@ -18,6 +18,7 @@ INPUTS = ("exact", "rounded")
 ALLOWED = {
     "schedule": " or ".join(SCHEDULES),
     "budget_gb": "measured, unlimited, or a number of gigabytes (1e9 bytes) per rank, 0 or more",
+    "offload_gb": "unlimited, or a number of gigabytes (1e9 bytes) of host memory per rank, 0 or more",
     "sync": ", ".join(SYNCS[:-1]) + " or " + SYNCS[-1],
     "audit": "first, off, or every:N with N >= 1",
     "order": " or ".join(ORDERS),
@@ -34,6 +35,7 @@ class Settings:
     Attributes:
         schedule: `retain` keeps the graphs of the rollout; `recompute` is upstream's own behaviour, the off switch.
         budget_gb: gigabytes (1e9 bytes) of kept graphs a rank may hold at a time; `inf` is unlimited, None measured.
+        offload_gb: gigabytes of host memory for graphs beyond that budget; 0 recomputes them, `inf` is unlimited.
         sync: `upstream` reduces gradients over the ranks as often as upstream does; `late` once per update under FSDP1
             and FSDP2 where there is room for it, and also where upstream leaves every rank alone; `group` once per
             prompt group, whose graphs are walked as soon as its last row was trained.
@@ -49,6 +51,7 @@ class Settings:
     audit: str = "first"
     order: str = "held-first"
     inputs: str = "exact"
+    offload_gb: float = 0.0
 
     @property
     def budget_bytes(self) -> float | None:
@@ -65,13 +68,18 @@ class Settings:
 
     def text(self) -> str:
         """One line, equal on all ranks of a sound run."""
-        budget = "measured" if self.budget_gb is None else f"{self.budget_gb:g}".replace("inf", "unlimited")
+        budget = "measured" if self.budget_gb is None else _text(self.budget_gb)
         names = ("sync", "audit", "order", "inputs")
-        return " ".join([f"schedule={self.schedule} budget_gb={budget}", *(f"{n}={getattr(self, n)}" for n in names)])
+        text = " ".join([f"schedule={self.schedule} budget_gb={budget}", *(f"{n}={getattr(self, n)}" for n in names)])
+        return text + (f" offload_gb={_text(self.offload_gb)}" if self.offload_gb else "")
 
     def digest(self) -> str:
         """A short hash of the settings, for the start line."""
         return hashlib.sha256(self.text().encode()).hexdigest()[:12]
+
+
+def _text(gigabytes: float) -> str:
+    return f"{gigabytes:g}".replace("inf", "unlimited")
 
 
 def _number(name: str, value: str) -> float | None:
@@ -109,7 +117,10 @@ def parse(values: Mapping[str, str]) -> Settings:
     if audit not in ("first", "off") and not (audit.startswith("every:") and every.isdecimal() and int(every) >= 1):
         raise _refuse("audit", audit)
     budget = _number("budget_gb", values["budget_gb"]) if "budget_gb" in values else None
-    return Settings(budget_gb=budget, audit=audit, **chosen)
+    offload = _number("offload_gb", values["offload_gb"]) if "offload_gb" in values else 0.0
+    if offload is None:
+        raise _refuse("offload_gb", values["offload_gb"])
+    return Settings(budget_gb=budget, audit=audit, offload_gb=offload, **chosen)
 
 
 def read_file(path: Path) -> dict[str, str]:

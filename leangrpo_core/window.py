@@ -47,7 +47,11 @@ class Window:
         consumed: kept calls of which upstream holds leaves, in the order of consumption.
         largest: the amount, for reasons that have one.
         reasons: why steps were not kept, not replayed or dropped, and how many.
-        limit: how many leading places the budget holds.
+        limit: how many leading places the budgets hold, device and host together.
+        on_device: how many of them are to lie on the device.
+        offloaded: kept calls of which the graph lies in host memory.
+        graph_bytes: of the last kept call's graph, on the device or as if it were there.
+        host_bytes: of the last one in host memory, there.
         kept, replayed, recomputed: steps.
         calls, measured: kept calls, and of how many the bytes were followed.
         net, seen: the network whose calls are kept, and what they depended on besides their arguments.
@@ -70,13 +74,17 @@ class Window:
     reasons: dict[str, int] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)
     limit: float = float("inf")
+    on_device: float = float("inf")
     kept: int = 0
     replayed: int = 0
     recomputed: int = 0
     calls: int = 0
     measured: int = 0
+    offloaded: int = 0
     graph_bytes: int = 0
+    host_bytes: int = 0
     peak_held_bytes: int = 0
+    peak_host_bytes: int = 0
     net: nn.Module | None = None
     seen: Seen | None = None
     probed: bool = False
@@ -127,6 +135,9 @@ class Window:
         self.held |= {key: Row(call, place) for key, place in keys.items()}
         self.kept += len(keys)
         self.calls += 1
+        if call.on_host:
+            self.offloaded += 1
+            self.host_bytes = call.host_bytes
 
     def take(self, keys: Iterable[Key]) -> list[Row]:
         """Hands rows to an update, each once."""
@@ -145,11 +156,17 @@ class Window:
         """From here on calls are used; until here they piled up, so this is the peak."""
         self.updating = True
         followed = self.meter.alive() if self.measured == self.calls else 0
-        self.peak_held_bytes = followed or self.held_bytes()
+        self.peak_host_bytes = sum({id(row.call): row.call.host_bytes for row in self.held.values()}.values())
+        # What is followed are storages, wherever they lie.
+        self.peak_held_bytes = followed - self.peak_host_bytes if followed else self.held_bytes()
 
     def held_bytes(self) -> int:
-        """Bytes of the graphs of which a row is held."""
+        """Bytes on the device of the graphs of which a row is held."""
         return sum({id(row.call): row.call.graph_bytes for row in self.held.values()}.values())
+
+    def places_on_host(self) -> list[int]:
+        """Places, ascending, that are held in host memory."""
+        return sorted({self.positions[key[:2]] for key, row in self.held.items() if row.call.on_host})
 
     def prefix(self) -> int:
         """How many leading places of the order of consumption are held, whatever the site."""

@@ -169,19 +169,20 @@ def job(rank: int, world: int, kind: str, lean: bool, options: dict[str, Any]) -
     """One rank of a training run.
 
     `options`: `config` and `hooks(rank)` for the trainer, `env` for the runtime (a list holds a value per rank),
-    `checkpointing`, `reentrant` to checkpoint each block's inside that way, `adapters` to train only some weights, and
-    `optimizer`.
+    `checkpointing`, `reentrant` to checkpoint each block's inside that way, `adapters` to train only some weights,
+    `optimizer`, `policy` in place of the network's class, and `wrapped(net)` to change the network once it is wrapped.
     """
     for name, value in options.get("env", {}).items():
         os.environ[name] = value[rank] if isinstance(value, list) else value
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LEANGRPO_REPORT_DIR"] = folder
         torch.manual_seed(0)
-        policy = Policy(checkpointing=options.get("checkpointing", False))
+        policy = options.get("policy", Policy)(checkpointing=options.get("checkpointing", False))
         if options.get("reentrant"):
             for block in policy.blocks:
                 _checkpoint_reentrant(block)
         net = wrap(kind, adapters_only(policy) if options.get("adapters") else policy)
+        options.get("wrapped", lambda net: None)(net)
         config = Config(rank=rank, **options.get("config", {}))
         hooks = options["hooks"](rank) if "hooks" in options else None
         optimizer = options.get("optimizer", torch.optim.AdamW)(net.parameters(), lr=1e-3)

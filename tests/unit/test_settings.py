@@ -32,6 +32,8 @@ def test_audited_windows(audit: str, windows: list[int]) -> None:
         ("budget_gb", "-1"),
         ("budget_gb", "nan"),
         ("budget_gb", "lots"),
+        ("offload_gb", "measured"),
+        ("offload_gb", "-1"),
         ("audit", "every:0"),
         ("audit", "every:"),
         ("audit", "always"),
@@ -42,6 +44,15 @@ def test_refused_values_name_what_is_allowed(name: str, value: str) -> None:
     with pytest.raises(LeanError, match="LG601") as caught:
         settings.parse({name: value})
     assert settings.ALLOWED[name] in str(caught.value)
+
+
+def test_host_memory_is_named_where_it_is_set() -> None:
+    assert settings.parse({"offload_gb": "0"}) == settings.parse({})
+    found = settings.parse({"offload_gb": "unlimited", "budget_gb": "40"})
+    assert (
+        found.text()
+        == "schedule=retain budget_gb=40 sync=upstream audit=first order=held-first inputs=exact offload_gb=unlimited"
+    )
 
 
 def test_unknown_variable_lists_the_known_ones() -> None:

@@ -494,3 +494,16 @@ def test_audit_on_two_ranks(kind: str) -> None:
     for lean, native in both("fsdp" if late else kind, env=env):
         assert_same(lean.result, native.result, 1e-6 if late else close_to(kind))
         assert lean.window["audit_rel_l2"] < 1e-6
+
+
+def audited_within_autocast(rank: int, world: int) -> Any:
+    """A window that the budget ends: the audit runs at the first native call, within upstream's autocast region."""
+    config = {"bf16": True, "tokens": 32, "rollouts": 1}
+    env = {"LEANGRPO_AUDIT": "first", "LEANGRPO_BUDGET_GB": "0.0002"}
+    return job(rank, world, "fsdp2", True, {"config": config, "env": env}).window
+
+
+def test_the_audit_shares_no_cached_casts_between_calls() -> None:
+    """Else gradients of several calls are added up in bf16, and the audit of a sound run fails."""
+    (window,) = ranks.run(audited_within_autocast, 1)
+    assert window["recomputed"] > 0 and window["audit_rel_l2"] == 0.0

@@ -10,9 +10,18 @@ DEFAULTS = """\
 # how many gigabytes of kept graphs a rank may hold: measured, unlimited, or a number
 # budget_gb: measured
 
+# how many gigabytes of host memory a rank may use for graphs beyond that: a number (0: recompute them), or unlimited
+# offload_gb: 0
+
 # upstream: share gradients between ranks when upstream does; group: once per prompt group, under FSDP;
 # late: once per update, also where upstream never does
 # sync: upstream
+
+# where samples of a rollout are shuffled over several updates: held-first, or upstream (hold them all, more memory)
+# order: held-first
+
+# inputs of the update that differ from the rollout's by upstream's own rounding: exact (recompute), or rounded (replay)
+# inputs: exact
 
 # compare the whole gradient with a native recomputation: first, off, or every:N windows
 # audit: first

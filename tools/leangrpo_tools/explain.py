@@ -210,7 +210,8 @@ EXPLAINED: dict[str, tuple[str, str]] = {
     ),
     "LG608": (
         "The kept graphs do not fit beside the rest.",
-        "Set LEANGRPO_BUDGET_GB to less than the figure in the message; what does not fit is recomputed.",
+        "Set LEANGRPO_BUDGET_GB (LEANGRPO_OFFLOAD_GB, if the host's memory is full) to less than the figure in the "
+        "message; what does not fit is recomputed.",
     ),
     "LG609": (
         "Ranks have different gradients after the reduction: they were not in step.",
