@@ -32,7 +32,7 @@ def find(
             return {}, reasons | dict.fromkeys(held, reason)
         differs = _differing(net, keys, held, args, kwargs)
         rounded = {key: why for key, why in differs.items() if why.startswith(ROUNDED)}
-        window.rounded = next(iter(rounded.values()), window.rounded)
+        window.note_rounding(rounded.values())
         if window.rounding_allowed:
             differs = {key: why for key, why in differs.items() if key not in rounded}
         window.turned_away += len(differs)

@@ -19,6 +19,7 @@ from .kept import Row
 from .order import Device, Orders, held_first
 from .reductions import Reductions
 from .report import Report
+from .rows import BY_UP_TO
 from .settle import Settling
 from .turns import Turns
 from .window import Key, Window, keys_of
@@ -224,9 +225,6 @@ class Lean:
             for key in keys:
                 if key in reasons and key not in window.passed_by:
                     window.count(reasons[key])
-            if window.rounded:
-                told = f"in the update {window.rounded}: {INPUTS_TOLD[window.rounding_allowed]}"
-                self._report.once(told, about="rounded inputs")
         if len(held) < len(keys):
             self._settling.before_native(window, wrapper, net)
             window.recomputed += len(keys) - len(held)
@@ -287,12 +285,14 @@ class Lean:
         return base
 
     def _open(self, base: int, positions: dict[tuple[int, int], int], model: nn.Module | None = None) -> None:
+        refusal = self._reductions.classify(model).refusal if model is not None else ""
+        if refusal:  # no window: the order of the samples is upstream's own, too
+            self._report.once(f"{refusal}: nothing is kept, training runs as upstream's")
+            return
         self._windows += 1
         self._window = Window(self._windows, base, positions)
         self._window.rounding_allowed = self._start().inputs == "rounded"
         self._window.refusal = self._budget.begin_window(self._report.say)
-        if model is not None:
-            self._window.refusal = self._reductions.classify(model).refusal or self._window.refusal
 
     @contextmanager
     def _rolling_out(self, last: bool) -> Iterator[None]:
@@ -337,6 +337,10 @@ class Lean:
             window.count("replayed, but no gradient came back", steps)
         if window.held:
             window.drop(list(window.held), reason or "held, not used by the first update")
+        if window.rounded:
+            found = "; ".join(f"{what}{BY_UP_TO}{amount:.3g}" for what, amount in window.rounded.items())
+            told = f"in the update {found}: {INPUTS_TOLD[window.rounding_allowed]}"
+            self._report.once(told, about="rounded inputs")
         if window.net is not None and window.kept and window.turned_away and not window.replayed:
             self._useless.add(window.net)
         if window.net is not None and any(map(math.isfinite, window.audits)):

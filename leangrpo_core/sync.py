@@ -22,6 +22,11 @@ from .errors import LeanError
 from .guard import FSDPModule, checksum
 from .values import map_tensors, rebuildable
 
+DEEPSPEED = (
+    "DeepSpeed reduces gradients inside its engine, where no kept graph ends (use DDP in its place, with accelerate "
+    "its multi_gpu.yaml: LoRA needs no ZeRO)"
+)
+
 
 def same_settings(text: str) -> None:
     """Compares the settings of all ranks. Raises LG602 on every rank if one differs."""
@@ -36,7 +41,7 @@ class Wrapper:
     """How to treat graphs kept through one kind of wrapper.
 
     Attributes:
-        kind: `none`, `ddp`, `fsdp1` or `fsdp2`.
+        kind: `none`, `ddp`, `fsdp1`, `fsdp2` or `deepspeed`.
         flush: `in order` (one backward per graph), `flat` (in order, then one all-reduce), `armed` (in order, with what
             FSDP1 left at each forward), `joint` (one backward for all graphs, with what it left if `known`),
             `layer-major` (the last unit of all graphs, then the one before it).
@@ -111,7 +116,7 @@ def classify(net: nn.Module, late: bool = False) -> Wrapper:
         if isinstance(module, FSDPModule):
             return _fsdp2(net, several, late)
     if "deepspeed" in type(net).__module__:
-        return Wrapper("none", "in order", several, refusal="DeepSpeed engines are not supported yet")
+        return Wrapper("deepspeed", "in order", several, refusal=DEEPSPEED)
     return Wrapper("none", "in order")
 
 

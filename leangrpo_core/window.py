@@ -59,7 +59,7 @@ class Window:
         losses: how many losses went backward between calls that were consumed.
         turned_away: steps that were held for other inputs than the update's.
         rounding_allowed: whether a step may be replayed for inputs that differ by rounding.
-        rounded: which input did, in words; empty as long as none has.
+        rounded: which inputs did, in words, and by how much at most.
         walks: how often graphs were walked.
         agreed: how many leading places every rank holds, once ranks have compared.
         native_only: some rank had to recompute, so from here on all do.
@@ -95,7 +95,7 @@ class Window:
     losses: int = 0
     turned_away: int = 0
     rounding_allowed: bool = False
-    rounded: str = ""
+    rounded: dict[str, float] = field(default_factory=dict)
     ambiguous: set[Key] = field(default_factory=set)
     passed_by: set[Key] = field(default_factory=set)
     meter: Meter = field(default_factory=Meter)
@@ -115,6 +115,12 @@ class Window:
         if by:
             self.largest[what] = max(float(amount), self.largest.get(what, 0.0), key=lambda x: (math.isnan(x), x))
         self.reasons[what] = self.reasons.get(what, 0) + steps
+
+    def note_rounding(self, reasons: Iterable[str]) -> None:
+        """Remembers inputs that differ from the rollout's by rounding, replayed or not."""
+        for reason in reasons:
+            what, _, amount = reason.partition(BY_UP_TO)
+            self.rounded[what] = max(float(amount), self.rounded.get(what, 0.0))
 
     def told(self) -> dict[str, int]:
         """The reasons as text, and how many steps each."""

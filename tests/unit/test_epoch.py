@@ -156,6 +156,8 @@ def test_inputs_that_differ_by_rounding(
     said = [line for line in capsys.readouterr().out.splitlines() if "but for rounding: timestep differs by" in line]
     told = [line for line in said if "LEANGRPO_INPUTS=rounded" in line]
     assert len(told) == 1 and ("replayed all the same" in told[0]) == (inputs == "rounded")
+    # The largest amount of the steps at 0.1, 0.2 and 0.3, not the first one.
+    assert f"by up to {torch.tensor(0.3).bfloat16().double() - 0.3:.3g}: " in told[0]
 
 
 def test_inputs_that_differ_by_more_than_rounding(monkeypatch: pytest.MonkeyPatch, windows: Any) -> None:
