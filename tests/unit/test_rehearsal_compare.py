@@ -92,6 +92,14 @@ def test_a_run_without_replay_proves_nothing(windows: list[list[dict[str, Any]]]
         assert report(windows=windows, config=config).ok
 
 
+def test_a_run_that_has_nothing_to_replay() -> None:
+    """Where the script knows that, a replay is the problem."""
+    nothing, some = ([[{"replayed": steps, "reasons": {}}]] * 2 for steps in (0, 3))
+    assert report(windows=nothing, nothing_to_replay="inputs are rounded").ok
+    found = report(windows=some, nothing_to_replay="inputs are rounded")
+    assert found.problems == ["6 steps were replayed, though inputs are rounded"]
+
+
 def test_a_difference_names_update_tensor_parameter_and_rank() -> None:
     bad = report(edit_grad("block.bias", lambda grad: grad * 1.5))
     assert bad.exit_code == 1 and [update.index for update in bad.mismatches] == [1]

@@ -190,6 +190,10 @@ class Script:
         """
         return None
 
+    def nothing_to_replay(self, config: Config) -> str:
+        """Why the patched run has to recompute everything, though its schedule is `retain`; empty where it has not."""
+        return ""
+
     def notes(self, config: Config) -> list[str]:
         """What a reader of the report has to know about this rehearsal, a sentence each."""
         return []

@@ -47,6 +47,8 @@ def rehearse(
     if not bound.bitwise:
         notes.append("each update of the patched run starts from native's weights, so that rounding does not add up")
     notes += script.notes(config)
+    if script.nothing_to_replay(config):
+        notes.append(f"nothing is to be replayed: {script.nothing_to_replay(config)}")
     averaged = script.averaged(config) and not before.first.summaries[0]["collectives"].get("reduce_scatter")
     if averaged:
         notes.append(
@@ -126,6 +128,7 @@ def _report(stage: Stage, upstream: str, before: Native, after: compare.Run, bou
             for name, run in runs.items()
         },
         windows=windows,
+        nothing_to_replay=script.nothing_to_replay(config),
         tested=_tested(script, config),
         not_tested=[*NOT_TESTED, *script.not_tested(config)],
         logs=str(stage.root / "logs"),

@@ -51,6 +51,8 @@ class Report:
     """What the runtime reported, per rank one entry per window."""
     replicas: list[bool] = dataclasses.field(default_factory=list)
     """Where ranks must hold the same weights: per update of the patched run, whether they do."""
+    nothing_to_replay: str = ""
+    """Why the patched run had to recompute everything, where the script knows that beforehand."""
     failures: list[str] = dataclasses.field(default_factory=list)
     """Runs that ended badly, or made too few updates."""
     tested: list[str] = dataclasses.field(default_factory=list)
@@ -96,7 +98,10 @@ class Report:
     def _without_replay(self) -> list[str]:
         """A patched run that replays nothing is upstream's own: equal gradients would prove nothing."""
         windows = [window for rank in self.windows for window in rank]
-        if any(window["replayed"] for window in windows):
+        replayed = sum(window["replayed"] for window in windows)
+        if self.nothing_to_replay:
+            return [f"{replayed} steps were replayed, though {self.nothing_to_replay}"] if replayed else []
+        if replayed:
             return []
         reasons = sorted({reason for window in windows for reason in window["reasons"]})
         return [f"the patched run replayed nothing: {'; '.join(reasons) or 'its script never opened a window'}"]
