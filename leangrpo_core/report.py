@@ -9,8 +9,14 @@ from typing import Any
 
 from . import agree
 from .errors import LeanError
+from .rows import BY_UP_TO
 from .settings import Settings
 from .window import Window
+
+INPUTS_TOLD = {
+    True: "they are replayed all the same (LEANGRPO_INPUTS=rounded)",
+    False: "they are recomputed (LEANGRPO_INPUTS=rounded would replay them)",
+}
 
 
 def readable(count: float) -> str:
@@ -55,6 +61,9 @@ class Report:
 
     def window(self, window: Window, flush: str) -> None:
         """One line for a window that is over, and its figures for those who read them."""
+        if window.rounded:
+            found = "; ".join(f"{what}{BY_UP_TO}{amount:.3g}" for what, amount in window.rounded.items())
+            self.once(f"in the update {found}: {INPUTS_TOLD[window.rounding_allowed]}", about="rounded inputs")
         audit = max(window.audits, key=lambda found: (math.isnan(found), found), default=None)
         figures = {
             "window": window.number,

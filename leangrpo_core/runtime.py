@@ -19,17 +19,11 @@ from .kept import Row
 from .order import Device, Orders, held_first
 from .reductions import Reductions
 from .report import Report
-from .rows import BY_UP_TO
 from .settle import Settling
 from .turns import Turns
 from .window import Key, Window, keys_of
 
 VERSION = "0.1.0"
-
-INPUTS_TOLD = {
-    True: "they are replayed all the same (LEANGRPO_INPUTS=rounded)",
-    False: "they are recomputed (LEANGRPO_INPUTS=rounded would replay them)",
-}
 
 
 class Lean:
@@ -337,10 +331,6 @@ class Lean:
             window.count("replayed, but no gradient came back", steps)
         if window.held:
             window.drop(list(window.held), reason or "held, not used by the first update")
-        if window.rounded:
-            found = "; ".join(f"{what}{BY_UP_TO}{amount:.3g}" for what, amount in window.rounded.items())
-            told = f"in the update {found}: {INPUTS_TOLD[window.rounding_allowed]}"
-            self._report.once(told, about="rounded inputs")
         if window.net is not None and window.kept and window.turned_away and not window.replayed:
             self._useless.add(window.net)
         if window.net is not None and any(map(math.isfinite, window.audits)):
