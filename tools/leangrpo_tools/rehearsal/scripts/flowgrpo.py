@@ -65,6 +65,8 @@ class FlowGRPO(Script):
         """Batches, groups and updates have to fit into each other."""
         batch, group = int(config.option("batch", "2")), int(config.option("group", "2"))
         batches = config.generations // batch
+        if config.checkpointing:
+            return "upstream's script has no switch for activation checkpointing"
         if config.ema and config.option("lora", "1") != "1":
             return "EMA is rehearsed with LoRA"
         if config.generations % batch or config.ranks * batch % group:
@@ -132,11 +134,11 @@ class FlowGRPO(Script):
             module.multi_score = lambda device, weights: _reward(context, masked)
 
         after_import("flow_grpo.rewards", replace)
-        if self.reordered(context.config) and not context.patched:
-            batches = context.config.generations // int(context.config.option("batch", "2"))
-            _first_batches_first(
-                batches // context.config.updates_per_rollout * (context.config.generations // batches)
-            )
+        config = context.config
+        if not context.patched and (self.reordered(config) or context.variant == "native-regrouped"):
+            updates = max(config.updates_per_rollout // int(config.option("inner_epochs", "1")), 1)
+            first = config.generations // updates if self.reordered(config) else config.generations
+            _order(first, updates if context.variant == "native-regrouped" else 0)
 
     def reordered(self, config: Config) -> bool:
         """The patched run trains the samples of the first batches first, unless one update trains all of them."""
@@ -148,7 +150,7 @@ class FlowGRPO(Script):
         return (*super().stand_ins(config), *(["reordered"] if self.reordered(config) else []))
 
     def flip_advantage(self, context: Context) -> None:
-        """Those of the first batch: the script clamps them symmetrically right before the loss."""
+        """Those of the first batch that has some: the script clamps them symmetrically right before the loss."""
         import torch
 
         clamp, left = torch.clamp, self.trained(context.config)
@@ -156,7 +158,7 @@ class FlowGRPO(Script):
         def flipping(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal left
             out = clamp(tensor, *args, **kwargs)
-            if left and args == (-CLIP_MAX, CLIP_MAX) and not tensor.requires_grad:
+            if left and args == (-CLIP_MAX, CLIP_MAX) and not tensor.requires_grad and tensor.any():
                 left -= 1
                 return -out
             return out
@@ -169,6 +171,12 @@ class FlowGRPO(Script):
         if config.schedule == "recompute" or (not self.shuffled and config.ranks == 1):
             return plain
         return Bound(bitwise=False, rel_l2=self.tolerance)
+
+    def regrouped(self, config: Config) -> tuple[Config, str] | None:
+        """In bf16 a batch's part of a gradient is rounded, so it matters which samples share a batch."""
+        if config.precision == "fp32" or self.bound(config).bitwise or not self.shuffled:
+            return None
+        return config, "in other batches of the same size"
 
     def notes(self, config: Config) -> list[str]:
         """What was done to the native runs so that both train the same samples."""
@@ -192,8 +200,11 @@ def random_window(script: FlowGRPO, config: Config) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _first_batches_first(window: int) -> None:
-    """Gives upstream's permutation of the samples the order of a patched run: rows below `window` come first."""
+def _order(window: int, regrouped: int) -> None:
+    """Changes upstream's permutation of the samples: rows below `window` come first, as in a patched run.
+
+    With `regrouped`, the number of updates, each of them has its samples one place further on, so in other batches.
+    """
     import torch
 
     draw: Any = torch.randperm
@@ -206,7 +217,8 @@ def _first_batches_first(window: int) -> None:
             return drawn
         rows = torch.where(known["mask"])[0] if "mask" in known else torch.arange(count)
         early = rows[drawn] < window
-        return torch.cat([drawn[early], drawn[~early]])
+        ordered = torch.cat([drawn[early], drawn[~early]])
+        return torch.cat([part.roll(1) for part in ordered.chunk(regrouped)]) if regrouped else ordered
 
     torch.randperm = randperm  # type: ignore[assignment]
 

@@ -50,8 +50,7 @@ class Flux(FlowGRPO):
         """Bitwise on one rank where nothing is replayed. Other batches round a weight's gradient otherwise in bf16."""
         if self.nothing_to_replay(config) and config.ranks == 1:
             return Bound(bitwise=True, rel_l2=0)
-        plain = super().bound(config)
-        return Bound(bitwise=False, rel_l2=1e-2, weights=1e-3) if self.rounded(config) and not plain.bitwise else plain
+        return super().bound(config)
 
     def stand_ins(self, config: Config) -> tuple[str, ...]:
         """With inputs=rounded, the timestep of the first update."""
