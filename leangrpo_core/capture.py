@@ -131,7 +131,7 @@ class Capture:
             window.refusal = "the network's output needs no gradient"
             window.pass_by(wanted, window.refusal)
             return as_tuple(result, asked)
-        self.sizes.per_row(args, kwargs, len(wanted))
+        self.sizes.per_row(args, kwargs, len(wanted), site=next(iter(wanted))[2])
         self.set_limits()
         value = as_tuple(call.for_rollout(), asked)
         if not all(map(torch.equal, generators, guard.generator_states(device))):

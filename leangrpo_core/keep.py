@@ -42,6 +42,7 @@ def rollout_call(
         LeanError: LG608 if CUDA ran out of memory.
     """
     wanted = {key: place for place, key in enumerate(keys) if key[:2] in window.positions}
+    window.sites |= {site for _, _, site in wanted}
     reason = _why_not(window, wrapper, net, keys, wanted, args, kwargs) if wanted else ""
     if reason:
         window.pass_by(wanted, reason)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,19 @@ class Meter:
         return _bytes(self._followed)
 
 
+class Row(NamedTuple):
+    """Bytes of one row's graph, on the device or as if it were there.
+
+    Attributes:
+        left: of a graph in host memory, what stays on the device: what could not be moved.
+        host: what it takes on the host; no more than a graph as long as none was moved.
+    """
+
+    graph: float
+    left: float
+    host: float
+
+
 class Sizes:
     """Bytes of a graph, by the shapes of the call's arguments: measured twice each, then known.
 
@@ -84,9 +97,7 @@ class Sizes:
     def __init__(self) -> None:
         self._figures: dict[tuple[Any, ...], list[int]] = {}
         self._moved: dict[tuple[Any, ...], tuple[int, int]] = {}
-        self.row_bytes = 0.0  # of the last kept call; 0 before the first
-        self.row_left = 0.0  # of a graph in host memory, what stays on the device: what could not be moved
-        self.row_host = 0.0  # what it takes on the host; no more than a graph as long as none was moved
+        self.rows: dict[str, Row] = {}  # by site: of the last kept call
         self.measured = 0
 
     def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
@@ -104,16 +115,21 @@ class Sizes:
         """A call with such arguments moved `moved` bytes off the device, which take `host` bytes on the host."""
         self._moved[_shapes(args, kwargs)] = moved, host
 
-    def per_row(self, args: tuple[Any, ...], kwargs: dict[str, Any], rows: int) -> None:
-        """From here on rows weigh what those of such a call weigh, `rows` of them."""
+    def per_row(self, args: tuple[Any, ...], kwargs: dict[str, Any], rows: int, site: str) -> None:
+        """From here on rows weigh, at that site, what those of such a call weigh, `rows` of them."""
         graph = self.graph_bytes(args, kwargs)
         moved, host = self._moved.get(_shapes(args, kwargs), (graph, graph))
-        self.row_bytes, self.row_left, self.row_host = graph / rows, max(graph - moved, 0) / rows, host / rows
+        self.rows[site] = Row(graph / rows, max(graph - moved, 0) / rows, host / rows)
+
+    @property
+    def row(self) -> Row:
+        """What a step of one row weighs, with the graphs of all its sites. Zeros before the first kept call."""
+        return Row(*(sum(part) for part in zip(*self.rows.values(), strict=True))) if self.rows else Row(0.0, 0.0, 0.0)
 
     def fits(self, budget_bytes: float) -> float:
         """How many rows' graphs a budget holds; infinity where it has no limit or no graph was measured yet."""
-        limited = math.isfinite(budget_bytes) and self.row_bytes
-        return math.floor(budget_bytes / self.row_bytes) if limited else math.inf
+        one = self.row.graph
+        return math.floor(budget_bytes / one) if math.isfinite(budget_bytes) and one else math.inf
 
     def room(self, budget_bytes: float, host_bytes: float, selected: int) -> tuple[float, float]:
         """How many rows' graphs are to lie on the device, and how many are held in all, some in host memory.
@@ -121,14 +137,14 @@ class Sizes:
         As many as possible in all, and of those as many as possible on the device, where the others leave something,
         too. The first call is one for the host, which shows both figures.
         """
-        alone = self.fits(budget_bytes)
+        alone, one = self.fits(budget_bytes), self.row
         if not host_bytes or alone >= selected:
-            return (0, alone) if host_bytes and not self.row_bytes and math.isfinite(budget_bytes) else (alone, alone)
+            return (0, alone) if host_bytes and not one.graph and math.isfinite(budget_bytes) else (alone, alone)
 
         def on_host(on_device: int) -> int:
-            left = budget_bytes - on_device * self.row_bytes
-            limits = (left / self.row_left if self.row_left else math.inf,
-                      host_bytes / self.row_host if self.row_host else math.inf, selected - on_device)  # fmt: skip
+            left = budget_bytes - on_device * one.graph
+            limits = (left / one.left if one.left else math.inf,
+                      host_bytes / one.host if one.host else math.inf, selected - on_device)  # fmt: skip
             return math.floor(min(limits))
 
         total, on_device = max((here + on_host(here), here) for here in range(int(alone) + 1))

@@ -65,10 +65,11 @@ class Report:
             found = "; ".join(f"{what}{BY_UP_TO}{amount:.3g}" for what, amount in window.rounded.items())
             self.once(f"in the update {found}: {INPUTS_TOLD[window.rounding_allowed]}", about="rounded inputs")
         audit = max(window.audits, key=lambda found: (math.isnan(found), found), default=None)
+        selected = len(window.positions) * max(len(window.sites), 1)
         figures = {
             "window": window.number,
             "calls": window.calls,
-            "selected": len(window.positions),
+            "selected": selected,
             "kept": window.kept,
             "replayed": window.replayed,
             "recomputed": window.recomputed,
@@ -82,7 +83,7 @@ class Report:
             "walks": window.walks,
             "audit_rel_l2": None if audit is None or math.isnan(audit) else audit,
         }
-        line = f"window {window.number}: kept {window.kept} of {len(window.positions)} selected steps"
+        line = f"window {window.number}: kept {window.kept} of {selected} selected steps"
         if window.kept:
             line += f" in {window.calls} calls ({readable(window.graph_bytes)} each, "
             line += f"{readable(window.peak_held_bytes)} at the peak)"

@@ -52,7 +52,8 @@ class Window:
         offloaded: kept calls of which the graph lies in host memory.
         graph_bytes: of the last kept call's graph, on the device or as if it were there.
         host_bytes: of the last one in host memory, there.
-        kept, replayed, recomputed: steps.
+        kept, replayed, recomputed: steps, once for each site.
+        sites: the network calls of a step that the rollout has made.
         calls, measured: kept calls, and of how many the bytes were followed.
         net, seen: the network whose calls are kept, and what they depended on besides their arguments.
         refusal: why the window keeps nothing more; empty as long as it may.
@@ -98,6 +99,7 @@ class Window:
     rounded: dict[str, float] = field(default_factory=dict)
     ambiguous: set[Key] = field(default_factory=set)
     passed_by: set[Key] = field(default_factory=set)
+    sites: set[str] = field(default_factory=set)
     meter: Meter = field(default_factory=Meter)
     updating: bool = False
     native_only: bool = False

@@ -113,3 +113,32 @@ def missing_module(context: Context) -> None:
     import sys
 
     sys.modules["accelerate.utils"] = None  # type: ignore[assignment]
+
+
+def without_advantages(context: Context) -> None:
+    """All groups of rank `args["rank"]` have the same reward: its advantages are zero, as every rank computes them."""
+
+    def replace(module: Any) -> None:
+        update = module.PerPromptStatTracker.update
+
+        @functools.wraps(update)
+        def zeroed(self: Any, prompts: Any, rewards: Any, *args: Any) -> Any:
+            found = update(self, prompts, rewards, *args)
+            share = len(found) // context.world
+            found[context.args["rank"] * share : (context.args["rank"] + 1) * share] = 0.0
+            return found
+
+        module.PerPromptStatTracker.update = zeroed
+
+    context.after_import("flow_grpo.stat_tracking", replace)
+
+
+def unshuffled(context: Context) -> None:
+    """The script trains the samples in the order in which it drew them."""
+    draw: Any = torch.randperm
+
+    def randperm(count: int, *args: Any, **kwargs: Any) -> Any:
+        drawn = draw(count, *args, **kwargs)
+        return torch.arange(count, device=kwargs["device"]) if "device" in kwargs else drawn
+
+    torch.randperm = randperm  # type: ignore[assignment]

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from leangrpo_core import Lean, LeanError, checkpoints, host, offload
 from leangrpo_core.host import HostMemory
-from leangrpo_core.memory import Sizes
+from leangrpo_core.memory import Row, Sizes
 
 CPU = torch.device("cpu")
 
@@ -131,7 +131,7 @@ def test_room() -> None:
     """Against all ways to divide the places: as many as possible, and of those as many as possible on the device."""
     for graph, left, on_host in ((10, 1, 9), (10, 0, 10), (10, 3, 16), (10, 10, 0)):
         sizes = Sizes()
-        sizes.row_bytes, sizes.row_left, sizes.row_host = graph, left, on_host
+        sizes.rows["cond"] = Row(graph, left, on_host)
         for budget, limit, selected in itertools.product((0, 5, 12, 35, 200), (1, 16, 50, math.inf), (1, 4, 12)):
             ways = [
                 (here + there, here)

@@ -148,6 +148,10 @@ class Script:
         """Trajectory steps trained per sample. The last step has no successor to train on, in most scripts."""
         return int((config.steps - 1) * config.fraction)
 
+    def checkpoints(self, config: Config) -> bool:
+        """Whether the script checkpoints activations: as chosen, unless it knows no choice."""
+        return config.checkpointing
+
     def supports(self, config: Config) -> str | None:
         """A reason why this configuration cannot be rehearsed, or None."""
         return None

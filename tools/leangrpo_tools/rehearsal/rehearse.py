@@ -145,7 +145,7 @@ def _tested(script: Script, config: Config) -> list[str]:
         f"{config.updates_per_rollout} per rollout",
         f"{config.generations} generations, {config.steps} steps, fraction {config.fraction:g}",
         "fp32 (autocast off)" if config.precision == "fp32" else "bf16 autocast",
-        f"gradient checkpointing {'on' if config.checkpointing else 'off'}, "
+        f"gradient checkpointing {'on' if script.checkpoints(config) else 'off'}, "
         f"EMA {'on (its own weights are not compared)' if config.ema else 'off'}",
         f"schedule {config.schedule}, sync {config.sync}, budget {config.budget_gb}",
         *([", ".join(f"{name} {value}" for name, value in config.options)] if config.options else []),

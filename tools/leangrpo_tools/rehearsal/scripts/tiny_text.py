@@ -52,3 +52,12 @@ def t5_encoder(width: int = 2 * WIDTH) -> Any:
     return T5EncoderModel(
         T5Config(vocab_size=64, d_model=width, d_kv=8, d_ff=37, num_layers=2, num_heads=4, is_encoder_decoder=False)
     )
+
+
+def umt5_encoder(width: int = WIDTH) -> Any:
+    """Two layers."""
+    from transformers import UMT5Config, UMT5EncoderModel
+
+    return UMT5EncoderModel(
+        UMT5Config(vocab_size=64, d_model=width, d_kv=8, d_ff=37, num_layers=2, num_heads=4, is_encoder_decoder=False)
+    )
