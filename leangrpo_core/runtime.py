@@ -209,7 +209,7 @@ class Lean:
             self._agree(window)
         keys = keys_of(rows, steps, site)
         held: dict[Key, Row] = {}
-        if not (window.native_only or (wrapper.collective and window.replayed + len(keys) > (window.agreed or 0))):
+        if not (window.native_only or (wrapper.collective and window.replayed + len(keys) > window.agreed_calls)):
             if wrapper.kind == "fsdp2":
                 guard.parameters_of(net)  # gathered ones are given up on every rank, whatever each holds
             held, reasons = replay.find(window, net, keys, args, kwargs)

@@ -1,6 +1,7 @@
 """One rollout and the first update after it: which steps are held, which were used, and why others were not."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,7 +63,7 @@ class Window:
         rounding_allowed: whether a step may be replayed for inputs that differ by rounding.
         rounded: which inputs did, in words, and by how much at most.
         walks: how often graphs were walked.
-        agreed: how many leading places every rank holds, once ranks have compared.
+        agreed: how many leading places every rank holds, with all their calls, once ranks have compared.
         native_only: some rank had to recompute, so from here on all do.
         updating: the rollout is over.
     """
@@ -177,9 +178,14 @@ class Window:
         return sorted({self.positions[key[:2]] for key, row in self.held.items() if row.call.on_host})
 
     def prefix(self) -> int:
-        """How many leading places of the order of consumption are held, whatever the site."""
-        places = {self.positions[(row, step)] for row, step, _ in self.held}
-        return next(place for place in range(len(places) + 1) if place not in places)
+        """How many leading places of the order of consumption are held, each with every network call of its step."""
+        held = Counter(self.positions[(row, step)] for row, step, _ in self.held)
+        return next(place for place in range(len(held) + 1) if held[place] < max(len(self.sites), 1))
+
+    @property
+    def agreed_calls(self) -> int:
+        """How many steps every rank holds, counted once for each site as `replayed` is."""
+        return (self.agreed or 0) * max(len(self.sites), 1)
 
     def keep_prefix(self, length: int, reason: str) -> None:
         """Drops held rows from place `length` on."""

@@ -41,10 +41,10 @@ class Bench:
             self._trees[script] = trees.export(self.folder / "checkout", self.folder / script, script)
         found = self._trees[script]
         named = tuple((name, str(value)) for name, value in (options or {}).items())
+        chosen = find_script(found.rehearsal).configure(options=named, **config)
         return rehearse(
-            found.rehearsal, found.native, found.patched, find_script(found.rehearsal).configure(options=named, **config),
-            session=self.session, inject=inject, timeout_s=120,
-        )  # fmt: skip
+            found.rehearsal, found.native, found.patched, chosen, session=self.session, inject=inject, timeout_s=120
+        )
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The budget of kept graphs: as set, or measured in the first window."""
 
-import itertools
 import json
 import math
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.batched import Network
 from support.grpo import Config, Policy, train
 
 from leangrpo_core import Lean
@@ -68,48 +66,3 @@ def test_the_first_window_keeps_nothing(monkeypatch: pytest.MonkeyPatch, tmp_pat
     first, second = windows()
     assert (first["kept"], first["recomputed"]) == (0, 12) and any("measures" in text for text in first["reasons"])
     assert (second["kept"], second["replayed"], second["recomputed"]) == (5, 5, 7)
-
-
-def two_calls_per_step(lean: Lean, net: Network) -> None:
-    """A window of two rows with four steps, whose guidance is a network call of its own."""
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
-    sites = {"cond": torch.ones(1, 8), "uncond": torch.zeros(1, 8)}
-    latents, time = torch.randn(2, 4, 1, 3, 8), torch.arange(4) / 10
-    with lean.rollout(rows=2, steps=4, trained=4, window=2), torch.no_grad():
-        for row, step in itertools.product(range(2), range(4)):
-            for site, prompt in sites.items():
-                lean.rollout_call(net, [row], step, latents[row, step], time[step], prompt, site=site)
-    order = lean.step_order(2, 4)
-    ids = lean.identity()
-    for row, place in itertools.product(range(2), range(4)):
-        step = order[row, place]
-        at = [ids["lean_row"][row]], [step]
-        outs = [
-            lean.policy_call(net, *at, latents[row, step], time[step], prompt, site=site).sample
-            for site, prompt in sites.items()
-        ]
-        (outs[1] + 3.0 * (outs[0] - outs[1])).square().mean().backward()
-    lean.flush(net, optimizer)
-    optimizer.zero_grad()
-
-
-def test_both_calls_of_a_step_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Five graphs and a half are room for two steps of two calls, not for five."""
-
-    def windows(budget_bytes: float) -> list[dict[str, Any]]:
-        folder = tmp_path / str(budget_bytes)
-        monkeypatch.setenv("LEANGRPO_REPORT_DIR", str(folder))
-        monkeypatch.setenv("LEANGRPO_BUDGET_GB", f"{budget_bytes / 1e9:.9f}")
-        torch.manual_seed(0)
-        lean, net = Lean(), Network()
-        for _ in range(2):
-            two_calls_per_step(lean, net)
-        return [json.loads(line) for line in (folder / "rank0.jsonl").read_text().splitlines()]
-
-    free = windows(1e9)[1]
-    assert (free["kept"], free["selected"], free["replayed"], free["recomputed"]) == (16, 16, 16, 0)
-    room = 5.5 * free["graph_bytes"]
-    first, second = windows(room)
-    assert 4 <= first["kept"] <= 5 and first["peak_held_bytes"] <= room
-    assert (second["kept"], second["calls"], second["replayed"], second["recomputed"]) == (4, 4, 4, 12)
-    assert second["peak_held_bytes"] == 4 * free["graph_bytes"]

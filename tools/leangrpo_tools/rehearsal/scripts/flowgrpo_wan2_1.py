@@ -1,4 +1,4 @@
-"""FlowGRPO, `scripts/train_wan2_1.py`: videos, guidance in two calls per step, several samples per prompt, KL reward."""
+"""FlowGRPO, `scripts/train_wan2_1.py`: videos, guidance in two calls, several samples per prompt, KL reward."""
 
 from __future__ import annotations
 
