@@ -69,6 +69,7 @@ def assert_ok(report: Report, bitwise: bool = False) -> None:
     assert report.ok, report.render()
     assert len(report.updates) == report.config.updates and report.floor_bitwise
     assert all(update.grad_rel_l2 <= TOLERANCE for update in report.updates)
+    assert report.config.ranks == 1 or report.replicas == [True] * report.config.updates
     assert not bitwise or all(update.grad_bitwise and update.weights_bitwise for update in report.updates)
 
 
@@ -155,14 +156,10 @@ def test_prompts_without_an_advantage_are_left_out(bench: Bench, ranks: int) -> 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("guidance", [0, 1])
-def test_only_new_batches_and_guidance_make_a_difference(bench: Bench, guidance: int) -> None:
-    """Where the update trains the rollout's own batches in their order, every bit of the gradient is upstream's.
-
-    With guidance upstream walks both calls of a step in one backward, which adds them up before anything else.
-    """
+def test_only_new_batches_make_a_difference(bench: Bench, guidance: int) -> None:
+    """Where the update trains the rollout's own batches in their order, every bit of the gradient is upstream's."""
     report = bench.rehearse(fault("unshuffled", *NATIVE, *PATCHED), updates=2, options={"guidance": guidance})
-    assert_ok(report, bitwise=not guidance)
-    assert all(update.grad_rel_l2 <= 1e-6 for update in report.updates)
+    assert_ok(report, bitwise=True)
     assert_first_update_is_free(report, sites=1 + guidance)
 
 
