@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
@@ -134,6 +135,7 @@ class FlowGRPO(Script):
             module.multi_score = lambda device, weights: _reward(context, masked)
 
         after_import("flow_grpo.rewards", replace)
+        after_import("flow_grpo.ema", _weights_set_aside)
         config = context.config
         if not context.patched and (self.reordered(config) or context.variant == "native-regrouped"):
             updates = max(config.updates_per_rollout // int(config.option("inner_epochs", "1")), 1)
@@ -221,6 +223,21 @@ def _order(window: int, regrouped: int) -> None:
         return torch.cat([part.roll(1) for part in ordered.chunk(regrouped)]) if regrouped else ordered
 
     torch.randperm = randperm  # type: ignore[assignment]
+
+
+def _weights_set_aside(module: Any) -> None:
+    """Upstream sets the weights aside with `.cpu()`, which copies them off a GPU only: here averages would stay."""
+    swap = module.EMAModuleWrapper.copy_ema_to
+
+    @functools.wraps(swap)
+    def copy_ema_to(self: Any, parameters: Any, store_temp: bool = True) -> None:
+        parameters = list(parameters)
+        weights = [parameter.detach().clone() for parameter in parameters]
+        swap(self, parameters, store_temp)
+        if store_temp:
+            self.temp_stored_parameters = weights
+
+    module.EMAModuleWrapper.copy_ema_to = copy_ema_to
 
 
 def _random_adapters(scale: float = 0.05) -> None:
