@@ -8,15 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.bench import Bench, bench_of
 
-from leangrpo_tools import fetch, lock
-from leangrpo_tools.apply import apply
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.rehearsal import trees
-from leangrpo_tools.rehearsal.rehearse import find_script, rehearse
 from leangrpo_tools.rehearsal.report import Report
 from leangrpo_tools.rehearsal.runs import Injection
-from leangrpo_tools.rehearsal.session import Session
 
 pytestmark = [pytest.mark.upstream, pytest.mark.slow]
 FAULTS = Path(__file__).with_name("rehearsal_faults.py")
@@ -26,39 +22,13 @@ SAMPLES, TRAINED = 8, 3
 """Samples of a rollout on a rank, in batches of two, and the steps that are trained of four."""
 
 
-class Bench:
-    """A patched checkout for each script, and the fork server all tests share."""
-
-    def __init__(self, folder: Path, session: Session) -> None:
-        self.session, self.folder = session, folder
-        self._trees: dict[str, trees.Trees] = {}
-
-    def rehearse(
-        self, *inject: Injection, script: str = "wan2_1", options: dict[str, Any] | None = None, **config: Any
-    ) -> Report:
-        """One rehearsal; native runs of the same size are shared between the tests."""
-        if script not in self._trees:
-            root = self.folder / f"{script}-checkout"
-            apply("flowGRPO", root, scripts=[script])
-            self._trees[script] = trees.export(root, self.folder / script, script)
-        found = self._trees[script]
-        named = tuple((name, str(value)) for name, value in (options or {}).items())
-        chosen = find_script(found.rehearsal).configure(options=named, **config)
-        return rehearse(
-            found.rehearsal, found.native, found.patched, chosen, session=self.session, inject=inject, timeout_s=120
-        )
-
-
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    locked = lock.load()
-    entry = locked.upstreams[locked.find("flowGRPO")]
-    assert isinstance(entry, lock.GitEntry)
-    if not fetch.cached("flowGRPO", entry):
-        pytest.skip("FlowGRPO is not in the cache; run once: apply-patch flowGRPO /tmp/flow [--source URL|PATH]")
-    folder = tmp_path_factory.mktemp("bench")
-    with Session(folder / "runs") as session:
-        yield Bench(folder, session)
+    yield from bench_of("flowGRPO", tmp_path_factory.mktemp("bench"))
+
+
+def rehearse(bench: Bench, *inject: Injection, script: str = "wan2_1", **config: Any) -> Report:
+    return bench.rehearse(script, *inject, timeout_s=120, **config)
 
 
 def fault(name: str, *variants: str, **args: Any) -> Injection:
@@ -91,7 +61,7 @@ def assert_first_update_is_free(report: Report, sites: int = 2) -> None:
 
 def test_several_videos_per_prompt_and_a_reference(bench: Bench) -> None:
     """Guidance in two calls, evaluation in between, two updates per rollout."""
-    report = bench.rehearse(updates=2, updates_per_rollout=2, options={"repeat": 2, "beta": 0.004})
+    report = rehearse(bench, updates=2, updates_per_rollout=2, options={"repeat": 2, "beta": 0.004})
     assert_ok(report)
     assert_first_update_is_free(report)
     assert report.updates[1].grad_bitwise and not report.bound.bitwise
@@ -105,7 +75,8 @@ def test_several_videos_per_prompt_and_a_reference(bench: Bench) -> None:
 def test_the_reference_in_the_rollout_stays_native(bench: Bench, options: dict[str, Any]) -> None:
     """A KL reward evaluates the network without its adapter after each step."""
     plain, rewarded = (
-        bench.rehearse(updates=2, updates_per_rollout=2, options=options | {"kl_reward": weight}) for weight in (0, 0.1)
+        rehearse(bench, updates=2, updates_per_rollout=2, options=options | {"kl_reward": weight})
+        for weight in (0, 0.1)
     )
     for report in (plain, rewarded):
         assert_ok(report)
@@ -129,7 +100,7 @@ def test_the_reference_in_the_rollout_stays_native(bench: Bench, options: dict[s
     ],
 )
 def test_wan(bench: Bench, ranks: int, config: dict[str, Any], options: dict[str, Any]) -> None:
-    report = bench.rehearse(ranks=ranks, updates=4, options=options, **config)
+    report = rehearse(bench, ranks=ranks, updates=4, options=options, **config)
     assert_ok(report)
     assert_first_update_is_free(report, sites=1 if options.get("guidance") == 0 else 2)
 
@@ -137,7 +108,7 @@ def test_wan(bench: Bench, ranks: int, config: dict[str, Any], options: dict[str
 @pytest.mark.matrix
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_in_upstreams_own_order_some_samples_are_replayed(bench: Bench, ranks: int) -> None:
-    report = bench.rehearse(ranks=ranks, updates=4, updates_per_rollout=2, options={"order": "upstream"})
+    report = rehearse(bench, ranks=ranks, updates=4, updates_per_rollout=2, options={"order": "upstream"})
     assert_ok(report)
     held = SAMPLES // 2 * TRAINED * 2
     for window in [window for windows in report.windows for window in windows]:
@@ -147,7 +118,7 @@ def test_in_upstreams_own_order_some_samples_are_replayed(bench: Bench, ranks: i
 @pytest.mark.matrix
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_prompts_without_an_advantage_are_left_out(bench: Bench, ranks: int) -> None:
-    report = bench.rehearse(ranks=ranks, updates=4, updates_per_rollout=2, options={"masked": 1, "beta": 0.004})
+    report = rehearse(bench, ranks=ranks, updates=4, updates_per_rollout=2, options={"masked": 1, "beta": 0.004})
     assert_ok(report)
     windows = [window for windows in report.windows for window in windows]
     assert all(0 < window["replayed"] <= SAMPLES // 2 * TRAINED * 2 for window in windows)
@@ -158,23 +129,23 @@ def test_prompts_without_an_advantage_are_left_out(bench: Bench, ranks: int) -> 
 @pytest.mark.parametrize("guidance", [0, 1])
 def test_only_new_batches_make_a_difference(bench: Bench, guidance: int) -> None:
     """Where the update trains the rollout's own batches in their order, every bit of the gradient is upstream's."""
-    report = bench.rehearse(fault("unshuffled", *NATIVE, *PATCHED), updates=2, options={"guidance": guidance})
+    report = rehearse(bench, fault("unshuffled", *NATIVE, *PATCHED), updates=2, options={"guidance": guidance})
     assert_ok(report, bitwise=True)
     assert_first_update_is_free(report, sites=1 + guidance)
 
 
 @pytest.mark.matrix
 def test_recompute_is_bitwise_upstream(bench: Bench) -> None:
-    report = bench.rehearse(updates=4, updates_per_rollout=2, schedule="recompute", options={"beta": 0.004})
+    report = rehearse(bench, updates=4, updates_per_rollout=2, schedule="recompute", options={"beta": 0.004})
     assert_ok(report, bitwise=True)
     assert report.bound.bitwise and report.forwards["patched"] == report.forwards["native"]
 
 
 @pytest.mark.matrix
 def test_a_budget_holds_for_both_calls_of_a_step(bench: Bench) -> None:
-    free = bench.rehearse(updates=2)
+    free = rehearse(bench, updates=2)
     one = free.windows[0][-1]["peak_held_bytes"] / free.windows[0][-1]["kept"]
-    report = bench.rehearse(updates=2, budget_gb=f"{21 * one / 1e9:.9f}")
+    report = rehearse(bench, updates=2, budget_gb=f"{21 * one / 1e9:.9f}")
     assert_ok(report)
     window = report.windows[0][-1]
     assert window["kept"] == window["replayed"] == 20 and window["recomputed"] == 28
@@ -186,8 +157,8 @@ def test_a_budget_holds_for_both_calls_of_a_step(bench: Bench) -> None:
 @pytest.mark.parametrize("beta", [0, 0.004])
 def test_a_rank_without_advantages_trains_all_the_same(bench: Bench, script: str, beta: float) -> None:
     """These scripts give such a rank something to do: advantages of 1e-6, or some samples with zeros."""
-    report = bench.rehearse(
-        fault("without_advantages", *NATIVE, *PATCHED, rank=1), script=script, ranks=2, updates=4,
+    report = rehearse(
+        bench, fault("without_advantages", *NATIVE, *PATCHED, rank=1), script=script, ranks=2, updates=4,
         updates_per_rollout=2, options={"beta": beta},
     )  # fmt: skip
     assert_ok(report)
@@ -199,11 +170,16 @@ def test_a_rank_without_advantages_trains_all_the_same(bench: Bench, script: str
 def test_a_rank_without_advantages_fails_as_upstreams(bench: Bench, script: str) -> None:
     """Upstream cannot put no samples into batches. The patch neither hides that nor makes the other rank wait."""
     with pytest.raises(KitError) as native:
-        bench.rehearse(
-            fault("without_advantages", *NATIVE, rank=1), script=script, ranks=2, updates=2, updates_per_rollout=2
+        rehearse(
+            bench,
+            fault("without_advantages", *NATIVE, rank=1),
+            script=script,
+            ranks=2,
+            updates=2,
+            updates_per_rollout=2,
         )
-    report = bench.rehearse(
-        fault("without_advantages", *PATCHED, rank=1), script=script, ranks=2, updates=2, updates_per_rollout=2
+    report = rehearse(
+        bench, fault("without_advantages", *PATCHED, rank=1), script=script, ranks=2, updates=2, updates_per_rollout=2
     )
     assert native.value.code == "LG401" and report.exit_code == 1 and not report.updates
     (patched,) = [text for text in report.failures if "the patched script ended badly" in text]
