@@ -1,4 +1,4 @@
-"""The real DanceGRPO, where it is in the cache."""
+"""The real DanceGRPO and FlowGRPO, where they are in the cache."""
 
 from __future__ import annotations
 
@@ -21,13 +21,50 @@ EXPECTED = {
 }
 
 
+FLOW = {
+    "train_sd3": ("sd3_pipeline_with_logprob", 2, True),
+    "train_sd3_GRPO_Guard": ("sd3_pipeline_with_logprob", 2, True),
+    "train_sd3_fast": ("sd3_pipeline_with_logprob_fast", 2, False),
+    "train_flux": ("flux_pipeline_with_logprob", 1, True),
+    "train_flux_fast": ("flux_pipeline_with_logprob_fast", 1, False),
+    "train_flux_kontext": ("flux_kontext_pipeline_with_logprob", 1, True),
+    "train_wan2_1": ("wan_pipeline_with_logprob", 3, True),
+}
+"""Script: its pipeline's file, network calls of the update, whether it shuffles its samples."""
+
+
+def real(upstream: str, folder: Path):
+    entry = lock.load().upstreams[upstream]
+    assert isinstance(entry, lock.GitEntry)
+    if not fetch.cached(upstream, entry):
+        pytest.skip(f"{upstream} is not in the cache; fill it with: apply-patch {upstream} /tmp/x [--source PATH]")
+    return apply(upstream, folder / "d")
+
+
 @pytest.fixture(scope="module")
 def patched(tmp_path_factory: pytest.TempPathFactory):
-    entry = lock.load().upstreams["DanceGRPO"]
-    assert isinstance(entry, lock.GitEntry)
-    if not fetch.cached("DanceGRPO", entry):
-        pytest.skip("DanceGRPO is not in the cache; fill it with: apply-patch DanceGRPO /tmp/x [--source PATH]")
-    return apply("DanceGRPO", tmp_path_factory.mktemp("real") / "d")
+    return real("DanceGRPO", tmp_path_factory.mktemp("real"))
+
+
+def test_flowgrpo_changes_few_lines_and_nothing_but_training_opens_a_window(tmp_path: Path) -> None:
+    done = real("flowGRPO", tmp_path)
+    for script, (pipeline, calls, shuffled) in FLOW.items():
+        text = (done.dest / "scripts" / f"{script}.py").read_text()
+        assert text.count("lean.policy_call(") == calls
+        assert text.count("lean.row_order(") == shuffled
+        for call in ("lean.rollout_batch(", "lean.identity(", "lean.flush(transformer, optimizer)"):
+            assert text.count(call) == 1, (script, call)
+        assert text.index("def eval(") < text.index("def main(") < text.index("lean.rollout_batch(")
+        sampler = (done.dest / "flow_grpo/diffusers_patch" / f"{pipeline}.py").read_text()
+        assert sampler.count("lean.rollout_call(") == (2 if "wan" in script else 1)
+        # Wan's KL reward evaluates the reference in the rollout.
+        assert sampler.count("self.transformer(") == (1 if "wan" in script else 0)
+    assert "13 files changed" in diff(done.dest, stat=True).text.decode()
+    assert git(done.dest, "status", "--porcelain") == ""
+    after = contents(done.dest)
+    revert(done.dest)
+    apply("flowGRPO", done.dest)
+    assert contents(done.dest) == after
 
 
 def test_every_anchor_matches_and_only_few_lines_change(patched) -> None:
@@ -43,12 +80,14 @@ def test_every_anchor_matches_and_only_few_lines_change(patched) -> None:
     assert git(patched.dest, "status", "--porcelain") == ""
 
 
-def test_launch_files_of_the_recipe_exist(patched) -> None:
+@pytest.mark.parametrize("upstream", ["DanceGRPO", "flowGRPO"])
+def test_launch_files_of_the_recipe_exist(upstream: str, tmp_path: Path) -> None:
     from leangrpo_tools import recipe
 
-    for script in recipe.load("DanceGRPO").scripts.values():
+    dest = real(upstream, tmp_path).dest
+    for script in recipe.load(upstream).scripts.values():
         for launch in script.launch:
-            assert Path(script.file).name in (patched.dest / launch).read_text()
+            assert Path(script.file).name in (dest / launch).read_text()
 
 
 def test_round_trip_and_time(patched, tmp_path: Path) -> None:
