@@ -142,6 +142,21 @@ def test_recompute_is_bitwise_upstream(bench: Bench) -> None:
 
 
 @pytest.mark.matrix
+@pytest.mark.parametrize("inputs", ["exact", "rounded"])
+def test_bf16_replays_where_rounding_is_allowed(bench: Bench, inputs: str) -> None:
+    """The update hands over prompt embeddings of another dtype than the rollout, with equal values."""
+    report = bench.rehearse(updates=2, updates_per_rollout=2, precision="bf16", options={"inputs": inputs})
+    (window,) = report.windows[0]
+    if inputs == "rounded":
+        assert report.ok and (window["replayed"], window["recomputed"]) == (24, 0), report.render()
+        return
+    assert [text for text in report.problems if "replayed nothing" not in text] == [], report.render()
+    assert all(update.grad_bitwise for update in report.updates)
+    (reason,) = window["reasons"]
+    assert (window["replayed"], window["recomputed"]) == (0, 24) and "encoder_hidden_states" in reason
+
+
+@pytest.mark.matrix
 def test_a_budget_holds_for_both_calls_of_a_step(bench: Bench) -> None:
     free = rehearse(bench, updates=2)
     one = free.windows[0][-1]["peak_held_bytes"] / free.windows[0][-1]["kept"]
