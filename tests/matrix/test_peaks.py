@@ -1,6 +1,6 @@
 """Peak bytes per rank of weights and gradients, and bytes of kept graphs, by wrapper and flush, beside formulas.
 
-    bash tools/test -m matrix tests/matrix/test_peaks.py -s
+    bash tools/test -m matrix tests/matrix/test_peaks.py -n 0 -s
 
 prints the table. 2 ranks, gloo, on the CPU; every storage that an operation creates is followed until it dies.
 """
