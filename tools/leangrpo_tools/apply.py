@@ -191,7 +191,7 @@ def _patch_alone(tree: Tree, recipe: Recipe, wish: Wish, entry: lock.Entry) -> A
     ]
     if others:
         result.notices.append(f"not patched: {', '.join(others)}; add with --script NAME")
-    result.warnings = [text for script in chosen for text in recipe.scripts[script].warnings]
+    result.warnings = list(dict.fromkeys(text for script in chosen for text in recipe.scripts[script].warnings))
     choices = replace(choices, scripts=chosen)
     edited = standings(tree, state) if state is not None else {}
     if state is not None and _is_current(tree, recipe, choices, state) and "unpatched" not in edited.values():
