@@ -112,10 +112,10 @@ class Lean:
 
         Args:
             ids: `lean_row` of the samples now, where upstream shuffles what :meth:`rollout_batch` drew. Those that the
-                first update is to train come first then, unless LEANGRPO_ORDER is `upstream`.
+                first update may train come first then: all of them, if LEANGRPO_ORDER is `upstream`.
         """
         drawn, window = self._orders.of_rows(rows, device), self._window
-        if ids is None or window is None or window.replayed or window.recomputed or self._start().order == "upstream":
+        if ids is None or window is None or window.replayed or window.recomputed:
             return drawn
         return held_first(drawn, ids, {row for row, _ in window.positions})
 

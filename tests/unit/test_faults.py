@@ -5,16 +5,17 @@ passes, so that a failure means the fault.
 """
 
 import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 import yaml
+from support.forked import Runner
 
 CAUGHT = "test_fault_is_caught"
+PROCESSES = 3
 ROOT = Path(__file__).parents[2]
 FAULTS: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("faults.yaml").read_text(encoding="utf-8"))
 
@@ -24,16 +25,11 @@ def copy_runtime(folder: Path) -> Path:
     return folder / "leangrpo_core"
 
 
-def run_tests(folder: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
+def run_tests(runner: Runner, folder: Path, tests: list[str]) -> tuple[int, str]:
     """The given tests against the runtime in `folder`; stops at the first failure."""
     names = [str(ROOT / "tests" / "unit" / test) for test in tests]
-    code = (
-        "import sys, pytest, leangrpo_core\n"
-        f"assert leangrpo_core.__file__.startswith({str(folder)!r}), leangrpo_core.__file__\n"
-        f"sys.exit(pytest.main(['-x', '-q', '-p', 'no:cacheprovider', '-c', {str(ROOT / 'pyproject.toml')!r}, "
-        f"'--rootdir', {str(ROOT)!r}, *{names!r}]))"
-    )
-    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=300)
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
+    return runner.run(folder, [*options, *names])
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault["fault"] for fault in FAULTS])
@@ -42,32 +38,43 @@ def test_fault_names_text_that_is_there(fault: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def outcomes(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, subprocess.CompletedProcess[str]]:
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
     """Each chosen fault's run of its tests, three at a time: they wait for process groups more than they compute."""
     chosen = {item.callspec.params["name"] for item in request.session.items if item.originalname == CAUGHT}  # type: ignore[attr-defined]
 
-    def run(fault: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    runners: SimpleQueue[Runner] = SimpleQueue()
+
+    def run(fault: dict[str, Any]) -> tuple[int, str]:
         folder = tmp_path_factory.mktemp("fault")
         source = copy_runtime(folder) / f"{fault['in']}.py"
         text = source.read_text(encoding="utf-8")
         text = text.replace(fault["instead of"], fault["write"])
         source.write_text(text + "\n\nKEEP: list = []\n", encoding="utf-8")
-        return run_tests(folder, fault["caught by"])
+        runner = runners.get()
+        try:
+            return run_tests(runner, folder, fault["caught by"])
+        finally:
+            runners.put(runner)
 
     tmp_path_factory.getbasetemp()  # made once, not by three threads at a time
-    with ThreadPoolExecutor(3) as pool:
+    for _ in range(PROCESSES):
+        runners.put(Runner())
+    with ThreadPoolExecutor(PROCESSES) as pool:
         faults = [fault for fault in FAULTS if fault["fault"] in chosen]
-        return dict(zip((fault["fault"] for fault in faults), pool.map(run, faults), strict=True))
+        found = dict(zip((fault["fault"] for fault in faults), pool.map(run, faults), strict=True))
+    while not runners.empty():
+        runners.get().close()
+    return found
 
 
 def test_the_unchanged_copy_passes(tmp_path: Path) -> None:
+    """One test of each file: that all of them pass, the rest of the suite shows."""
     copy_runtime(tmp_path)
-    ranked = ("wrappers", "fsdp1", "layermajor", "late", "agree", "two_ranks")  # they run anyway, and take long
-    tests = {test for fault in FAULTS for test in fault["caught by"] if not any(name in test for name in ranked)}
-    done = run_tests(tmp_path, sorted(tests))
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    tests = {test.split("::")[0]: test for fault in FAULTS if not fault.get("wide") for test in fault["caught by"]}
+    runner = Runner()
+    status, text = run_tests(runner, tmp_path, sorted(tests.values()))
+    runner.close()
+    assert status == 0, text[-3000:]
 
 
 @pytest.mark.slow
@@ -75,7 +82,6 @@ def test_the_unchanged_copy_passes(tmp_path: Path) -> None:
     "name",
     [pytest.param(fault["fault"], marks=[pytest.mark.matrix] if fault.get("wide") else []) for fault in FAULTS],
 )
-def test_fault_is_caught(name: str, outcomes: dict[str, subprocess.CompletedProcess[str]]) -> None:
-    done = outcomes[name]
-    text = done.stdout[-3000:] + done.stderr[-1000:]
-    assert done.returncode == 1 and "failed" in done.stdout, f"the suite passes with this fault\n{text}"
+def test_fault_is_caught(name: str, outcomes: dict[str, tuple[int, str]]) -> None:
+    status, text = outcomes[name]
+    assert status == 1 and "failed" in text, f"the suite passes with this fault\n{text[-3000:]}"

@@ -151,7 +151,7 @@ def test_sizes_follow_upstreams_arithmetic() -> None:
         (1, "retain", "late", True, True),
         (2, "retain", "upstream", True, True),
         (2, "retain", "late", True, False),
-        (2, "recompute", "late", True, True),
+        (2, "recompute", "late", True, False),
         (2, "recompute", "late", False, False),
         (2, "retain", "upstream", False, True),
     ],
