@@ -97,6 +97,7 @@ class Lean:
             LeanError: LG601 and LG602 for settings that are wrong or differ between ranks.
         """
         if batch == 0:
+            self._carry_over()
             base, chosen = self._begin(batches * rows), self._start()
             self._turns = Turns(steps, rows, window * rows, window * rows)
             order = self._orders.draw(base, batches * rows, steps, in_order=True)
@@ -269,6 +270,14 @@ class Lean:
             if chosen.schedule != "recompute" or chosen.sync != "upstream":
                 register_optimizer_step_pre_hook(self._before_step)
         return self._settings
+
+    def _carry_over(self) -> None:
+        """An update that takes several rollouts: what it has replayed is walked before the next one begins."""
+        window, net = self._window, self._reductions.net
+        if window is not None and window.updating and window.consumed and net is not None:
+            wrapper = self._reductions.classify(net)
+            self._settling.settle(window, wrapper, net, last=True)
+            self._leave_window(None, wrapper.flush)
 
     def _begin(self, rows: int) -> int:
         """A rollout of so many rows begins; returns the id of the first one."""

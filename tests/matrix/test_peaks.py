@@ -130,8 +130,8 @@ def measure(rank: int, world: int, kind: str, lean: bool, env: dict[str, str]) -
         hooks = Hooks(after_step=begin, before_update=end, after_flush=flushed)
         config = Config(rank=rank, rollouts=2, steps=3, trained=2, tokens=1, clip=0.0)
         train(runtime, net, torch.optim.SGD(net.parameters(), lr=1e-3), config, hooks)
-    if runtime is not None and runtime._wrapper is not None:
-        found.flush = runtime._wrapper.flush
+    if runtime is not None and runtime._reductions.net is not None:
+        found.flush = runtime._reductions.classify(runtime._reductions.net).flush
     return found
 
 

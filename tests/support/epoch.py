@@ -100,6 +100,7 @@ def train(
         velocity = without + 3.0 * (with_ - without)
         return _log_prob(velocity, latents, samples["next"][:, place], 0.3), velocity
 
+    done = 0
     for _ in range(config.rollouts):
         sample(2)  # an evaluation
         batches = []
@@ -136,8 +137,8 @@ def train(
                 size = count // config.batches
                 part = {name: value[number * size : (number + 1) * size] for name, value in samples.items()}
                 for place in range(config.trained):
-                    batch = epoch * config.batches + number + 1
-                    last = batch % config.window == 0 and place == config.trained - 1
+                    done += place == 0
+                    last = done % config.window == 0 and place == config.trained - 1
                     held_back = nullcontext() if last or wrapped is None else wrapped.no_sync()  # type: ignore[operator]
                     with held_back:
                         found, velocity = score(part, place)

@@ -25,8 +25,10 @@ class Runner:
     def run(self, folder: Path, arguments: Sequence[str]) -> tuple[int, str]:
         """The exit status of pytest with the runtime in `folder`, and its output; a hang is status -9."""
         if self._process is None or self._process.poll() is not None:
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-            self._process = subprocess.Popen([sys.executable, __file__], text=True, start_new_session=True, **pipes)
+            command = [sys.executable, __file__]
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            )
         assert self._process.stdin is not None and self._process.stdout is not None
         log = folder / "pytest.log"
         self._process.stdin.write(

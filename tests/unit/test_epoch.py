@@ -73,6 +73,15 @@ def test_equal(name: str, audit: str, monkeypatch: pytest.MonkeyPatch, windows: 
     assert (windows()[0]["audit_rel_l2"] is not None) == (audit == "first")
 
 
+@pytest.mark.parametrize("window", [6, 3])
+def test_updates_and_rollouts_out_of_step(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update may take samples of two rollouts: what is replayed of the first is walked before the second."""
+    monkeypatch.setenv("LEANGRPO_ORDER", "upstream")
+    lean, native = both(Config(window=window, rollouts=6), native=Hooks())
+    assert len(native.gradients) == 24 // window
+    assert_same(lean, native, rtol=EXACT)
+
+
 def test_samples_of_held_batches_come_first(windows: Any) -> None:
     """Of nine samples that are left five are held: all of them are replayed, though an update takes half of them."""
     config = Config(useless=(0, 3, 7, 9), rollouts=1)
@@ -221,7 +230,9 @@ def rank_job(rank: int, world: int, lean: bool, options: dict[str, Any]) -> tupl
     torch.set_default_dtype(torch.float64)
     useless, budget = options["useless"][rank], options["budget"][rank]
     memory.Sizes.fits = lambda self, budget_bytes: budget  # in this forked process only
-    config = Config(rank=rank, useless=useless, reference=options["reference"], rollouts=3)
+    config = Config(
+        rank=rank, useless=useless, reference=options["reference"], rollouts=3, window=options.get("window", 2)
+    )
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LEANGRPO_REPORT_DIR"] = folder
         torch.manual_seed(0)
@@ -239,8 +250,9 @@ def rank_job(rank: int, world: int, lean: bool, options: dict[str, Any]) -> tupl
         {"useless": ((0, 1, 2, 3), ()), "budget": (100, 100), "reference": True},
         {"useless": ((), (5, 6)), "budget": (100, 5), "reference": True},
         {"useless": ((), ()), "budget": (0, 100), "reference": False},
+        {"useless": ((), (5,)), "budget": (100, 20), "reference": False, "window": 6},
     ],
-    ids=["samples left out on one rank", "budget and samples", "no budget on one rank"],
+    ids=["samples left out on one rank", "budget and samples", "no budget on one rank", "updates out of step"],
 )
 def test_two_ranks(options: dict[str, Any]) -> None:
     """Ranks replay unequal numbers of calls. Forwards through DDP share buffers and agree on buckets, and must not."""

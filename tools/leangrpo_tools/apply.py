@@ -191,7 +191,11 @@ def _patch_alone(tree: Tree, recipe: Recipe, wish: Wish, entry: lock.Entry) -> A
     ]
     if others:
         result.notices.append(f"not patched: {', '.join(others)}; add with --script NAME")
-    result.warnings = list(dict.fromkeys(text for script in chosen for text in recipe.scripts[script].warnings))
+    warned: dict[str, list[str]] = {}
+    for script in chosen:
+        for text in recipe.scripts[script].warnings:
+            warned.setdefault(text, []).append(script)
+    result.warnings = [f"{', '.join(scripts)}: {text}" for text, scripts in warned.items()]
     choices = replace(choices, scripts=chosen)
     edited = standings(tree, state) if state is not None else {}
     if state is not None and _is_current(tree, recipe, choices, state) and "unpatched" not in edited.values():

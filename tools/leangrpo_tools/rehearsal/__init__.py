@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ TIMEOUT_S = 120.0
 SCHEDULES = ("retain", "recompute")
 SYNCS = ("upstream", "group", "late")
 PRECISIONS = ("fp32", "bf16")
+OVERRULED = [f"LEANGRPO_{name}" for name in ("SCHEDULE", "BUDGET_GB", "OFFLOAD_GB", "SYNC", "ORDER", "INPUTS")]
 HELP = "verify-patch --help"
 
 
@@ -153,6 +155,13 @@ def _both_trees(
 
 
 def _check(schedule: str, sync: str, precision: str, budget: str) -> None:
+    exported = sorted(name for name in OVERRULED if name in os.environ)
+    if exported:
+        raise KitError(
+            "LG403", f"{', '.join(exported)} in the environment would not be used",
+            cause="what is rehearsed is what the options of this command say",
+            fix=f"unset {' '.join(exported)}; see --schedule, --sync, --budget, and --option order=, inputs=",
+        )  # fmt: skip
     chosen = (("schedule", schedule, SCHEDULES), ("sync", sync, SYNCS), ("precision", precision, PRECISIONS))
     for name, value, allowed in chosen:
         if value not in allowed:

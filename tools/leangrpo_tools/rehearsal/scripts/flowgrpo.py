@@ -18,6 +18,14 @@ PRELOAD = (
     "transformers:PreTrainedTokenizerFast", "transformers.integrations.deepspeed", "PIL.Image", "numpy",
 )  # fmt: skip
 CLIP_MAX = 5.0
+_SWITCH = ("0", "1")
+ALLOWED: dict[str, Any] = {
+    "batch": int, "group": int, "inner_epochs": int, "repeat": int, "beta": float, "kl_reward": float,
+    "learning_rate": float, "clip_range": float, "masked": _SWITCH, "lora": _SWITCH, "evaluate": _SWITCH,
+    "guidance": _SWITCH, "order": ("held-first", "upstream"), "inputs": ("exact", "rounded"), "size": ("tiny", "mid"),
+    "sde_type": ("sde", "cps"),
+}  # fmt: skip
+"""Values of the scripts' own options: a number of that kind, or one of these words."""
 PROMPTS = ("cat on a mat", "red house", "old tree by the sea", "two dogs", "a bird", "blue car")
 SAME = ("red house", "old tree by the sea", "blue car")
 """Prompts whose images all get the same reward where a rehearsal is `masked`."""
@@ -63,17 +71,24 @@ class FlowGRPO(Script):
         return int(config.steps * config.fraction)
 
     def supports(self, config: Config) -> str | None:
-        """Batches, groups and updates have to fit into each other."""
+        """Options have values that they know; batches, groups and updates have to fit into each other."""
+        return _odd_option(config) or self.misfit(config)
+
+    def misfit(self, config: Config) -> str | None:
+        """Why sizes and settings do not go together, or None."""
         batch, group = int(config.option("batch", "2")), int(config.option("group", "2"))
         batches = config.generations // batch
         if config.checkpointing:
             return "upstream's script has no switch for activation checkpointing"
         if config.ema and config.option("lora", "1") != "1":
             return "EMA is rehearsed with LoRA"
-        if config.generations % batch or config.ranks * batch % group:
-            return f"batches of {batch} do not divide {config.generations} samples, or groups of {group} the batches"
-        if batches % config.updates_per_rollout:
-            return f"{config.updates_per_rollout} updates per rollout do not divide {batches} batches"
+        if config.generations % batch:
+            return f"batches of {batch} (option batch) do not divide {config.generations} samples"
+        if config.ranks * batch % group:
+            return f"groups of {group} (option group) do not divide the {config.ranks * batch} samples of a batch"
+        trained = batches * int(config.option("inner_epochs", "1"))
+        if trained % config.updates_per_rollout:
+            return f"{config.updates_per_rollout} updates per rollout do not divide {trained} batches to train"
         if self.trained(config) < 1:
             return "no step is trained"
         return None
@@ -170,7 +185,8 @@ class FlowGRPO(Script):
     def bound(self, config: Config) -> Bound:
         """Rows of kept graphs are put together anew where samples are shuffled, and ranks average at the boundary."""
         plain = super().bound(config)
-        if config.schedule == "recompute" or (not self.shuffled and config.ranks == 1):
+        unshuffled = not self.shuffled or self.nothing_to_replay(config)
+        if config.schedule == "recompute" or (unshuffled and config.ranks == 1):
             return plain
         return Bound(bitwise=False, rel_l2=self.tolerance)
 
@@ -191,7 +207,27 @@ class FlowGRPO(Script):
 
     def not_tested(self, config: Config) -> list[str]:
         """The reward is a stand-in; so are the sizes."""
-        return ["upstream's rewards (a deterministic stand-in scored the images)", "DeepSpeed, and accelerate's FSDP"]
+        return [
+            "upstream's rewards (a deterministic stand-in scored the images)",
+            "fp16, the precision of most of upstream's presets, and its gradient scaler; DeepSpeed; accelerate's FSDP",
+        ]
+
+
+def _odd_option(config: Config) -> str | None:
+    """An option whose value would not mean what it says, or None."""
+    for name, value in config.options:
+        allowed = ALLOWED.get(name)
+        if isinstance(allowed, tuple):
+            if value not in allowed:
+                return f"option {name}={value}: allowed are {', '.join(allowed)}"
+        elif allowed is not None:
+            try:
+                bad = not allowed(value) >= (1 if allowed is int else 0)
+            except ValueError:
+                bad = True
+            if bad:
+                return f"option {name}={value}: a {'whole number from 1' if allowed is int else 'number from 0'}"
+    return None
 
 
 def random_window(script: FlowGRPO, config: Config) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from leangrpo_tools.rehearsal.base import Bound, Config, Context
+from leangrpo_tools.rehearsal.base import Config, Context
 from leangrpo_tools.rehearsal.scripts import tiny_text
 from leangrpo_tools.rehearsal.scripts.flowgrpo import PRELOAD, FlowGRPO
 from leangrpo_tools.rehearsal.scripts.tiny import randomise
@@ -29,11 +29,11 @@ class Flux(FlowGRPO):
         clip_range = config.option("clip_range", "")
         return {"train.clip_range": float(clip_range)} if clip_range else {}
 
-    def supports(self, config: Config) -> str | None:
+    def misfit(self, config: Config) -> str | None:
         """Where steps are replayed for rounded inputs, the stand-in has to know which ones: all of an update's."""
         if self.rounded(config) and config.option("masked", "0") == "1":
             return "inputs=rounded is rehearsed without masked"
-        return super().supports(config)
+        return super().misfit(config)
 
     def rounded(self, config: Config) -> bool:
         """Whether the patched run replays steps whose timestep the rollout rounds and the update does not."""
@@ -45,12 +45,6 @@ class Flux(FlowGRPO):
         if config.precision == "fp32" or config.option("lora", "1") != "1" or self.rounded(config):
             return ""
         return "the rollout hands the network its timestep in bf16, the update in fp32 (inputs=rounded replays)"
-
-    def bound(self, config: Config) -> Bound:
-        """Bitwise on one rank where nothing is replayed. Other batches round a weight's gradient otherwise in bf16."""
-        if self.nothing_to_replay(config) and config.ranks == 1:
-            return Bound(bitwise=True, rel_l2=0)
-        return super().bound(config)
 
     def stand_ins(self, config: Config) -> tuple[str, ...]:
         """With inputs=rounded, the timestep of the first update."""

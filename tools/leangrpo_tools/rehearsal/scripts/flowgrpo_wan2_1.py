@@ -29,7 +29,7 @@ class Wan(FlowGRPO):
     tolerance = 5e-5
     """Rows of other calls come together in the update, and guidance enlarges how differently a kernel then rounds."""
 
-    def supports(self, config: Config) -> str | None:
+    def misfit(self, config: Config) -> str | None:
         """What upstream's script cannot do, besides the sizes."""
         batch, repeat = int(config.option("batch", "2")), int(config.option("repeat", "1"))
         kl_reward = float(config.option("kl_reward", "0")) > 0
@@ -39,7 +39,15 @@ class Wan(FlowGRPO):
             return "upstream's KL reward needs LoRA: the reference is the network without its adapter"
         if config.generations % (batch * repeat):
             return f"{repeat} batches of {batch} for each draw of prompts do not divide {config.generations} samples"
-        return super().supports(config)
+        return super().misfit(config)
+
+    def nothing_to_replay(self, config: Config) -> str:
+        """Under bf16 the prompt's embedding has equal values in another precision, which does not count by default."""
+        if config.precision == "fp32" or config.option("inputs", "exact") == "rounded":
+            return ""
+        return (
+            "the rollout hands the network the prompt's embedding in fp32, the update in bf16 (inputs=rounded replays)"
+        )
 
     def checkpoints(self, config: Config) -> bool:
         """Upstream always does."""
