@@ -112,4 +112,6 @@ def test_a_budget(bench: Bench) -> None:
     graph = bench.rehearse("sd3", **TWO).windows[0][0]["graph_bytes"]
     report = bench.rehearse("sd3", **TWO, budget_gb=f"{3.5 * graph / 1e9:.9f}")
     assert_ok(report)
-    assert held(report.windows[0][1]) == (6, 6, 6)
+    window = report.windows[0][1]
+    assert held(window) == (7, 7, 5)  # three calls of two rows, and one row of the fourth in a call of its own
+    assert window["peak_held_bytes"] <= 3.5 * graph
