@@ -3,7 +3,6 @@
 import json
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from leangrpo_core import Lean, memory
 
 EXACT = 1e-12  # float64: only the order of additions and the batch a row is in may differ
-
-
-@pytest.fixture(autouse=True)
-def in_float64() -> Any:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-@pytest.fixture
-def windows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
-    monkeypatch.setenv("LEANGRPO_REPORT_DIR", str(tmp_path))
-    return lambda: [json.loads(line) for line in (tmp_path / "rank0.jsonl").read_text().splitlines()]
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 def both(config: Config, native: Hooks | None = None, hooks: Hooks | None = None) -> tuple[Result, Result]:
