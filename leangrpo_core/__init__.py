@@ -4,6 +4,7 @@ A patched tree holds a copy of this package and calls the methods of :data:`lean
 """
 
 from .errors import LeanError
-from .runtime import VERSION, Lean, lean
+from .run import VERSION
+from .runtime import Lean, lean
 
 __all__ = ["VERSION", "Lean", "LeanError", "lean"]

@@ -1,33 +1,23 @@
 """The calls that a patched tree makes. One `Lean` serves a process; outside a rollout window each call is inert."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from . import agree, capture, guard, keep, memory, replay, settings, sync
-from .budget import Budget
-from .errors import LeanError
-from .host import HostMemory
+from . import agree, capture, guard, keep, replay, sync
 from .kept import Row
-from .order import Device, Orders, held_first
-from .reductions import Reductions
-from .report import Report
-from .settle import Settling
+from .order import Device, held_first
+from .run import Run
 from .turns import Turns
-from .window import Key, Window, keys_of
-
-VERSION = "0.1.0"
+from .window import Key, keys_of
 
 
 class Lean:
-    """State of one process: its settings, the open window and the order in which the last rollout is trained.
+    """What a patched tree calls.
 
     Attributes:
         rows, steps: what :meth:`at` named last; None outside a training rollout and the update after it.
@@ -36,18 +26,7 @@ class Lean:
     def __init__(self) -> None:
         self.rows: Any = None
         self.steps: Any = None
-        self._settings: settings.Settings | None = None
-        self._report = Report()
-        self._window: Window | None = None
-        self._windows = 0
-        self._rows = 0  # ids given out so far
-        self._orders = Orders(self._report.once)
-        self._sizes, self._budget, self._host = memory.Sizes(), Budget(None), HostMemory(0.0)
-        self._turns = Turns()
-        self._reductions = Reductions(self._report)
-        self._settling = Settling(self._reductions.late)
-        self._audited: WeakSet[nn.Module] = WeakSet()
-        self._useless: WeakSet[nn.Module] = WeakSet()
+        self._run = Run()
 
     @contextmanager
     def rollout(
@@ -69,12 +48,13 @@ class Lean:
         Raises:
             LeanError: LG601 and LG602 for settings that are wrong or differ between ranks.
         """
-        base = self._begin(rows)
-        self._turns = Turns(trained, batch, window, group or window, by_group=self._start().sync == "group")
-        if self._start().schedule != "recompute":
-            order = self._orders.draw(base, rows, steps, shuffled=shuffled, device=device)
-            self._open(base, order.positions(window, trained, batch))
-        with self._rolling_out(last=True):
+        run = self._run
+        base = run.begin(rows)
+        run.turns = Turns(trained, batch, window, group or window, by_group=run.settings.sync == "group")
+        if run.settings.schedule != "recompute":
+            order = run.orders.draw(base, rows, steps, shuffled=shuffled, device=device)
+            run.open(base, order.positions(window, trained, batch))
+        with run.rolling_out(last=True):
             yield
 
     @contextmanager
@@ -96,17 +76,21 @@ class Lean:
         Raises:
             LeanError: LG601 and LG602 for settings that are wrong or differ between ranks.
         """
+        run = self._run
         if batch == 0:
-            self._carry_over()
-            base, chosen = self._begin(batches * rows), self._start()
-            self._turns = Turns(steps, rows, window * rows, window * rows)
-            order = self._orders.draw(base, batches * rows, steps, in_order=True)
+            run.carry_over()
+            base, chosen = run.begin(batches * rows), run.settings
+            run.turns = Turns(steps, rows, window * rows, window * rows)
+            order = run.orders.draw(base, batches * rows, steps, in_order=True)
             if chosen.schedule != "recompute":
                 first = batches if chosen.order == "upstream" else min(window, batches)
-                self._open(base, order.positions(first * rows, steps, rows), model)
+                run.open(base, order.positions(first * rows, steps, rows), model)
         self.rows = range(batch * rows, (batch + 1) * rows)
-        with self._rolling_out(last=batch == batches - 1):
-            yield
+        try:
+            with run.rolling_out(last=batch == batches - 1):
+                yield
+        finally:
+            self.rows = None
 
     def row_order(self, rows: int, device: Device = None, ids: Tensor | None = None) -> Tensor:
         """The order in which rows are trained, in place of upstream's draw: [rows] long, on `device`.
@@ -115,14 +99,14 @@ class Lean:
             ids: `lean_row` of the samples now, where upstream shuffles what :meth:`rollout_batch` drew. Those that the
                 first update may train come first then: all of them, if LEANGRPO_ORDER is `upstream`.
         """
-        drawn, window = self._orders.of_rows(rows, device), self._window
+        drawn, window = self._run.orders.of_rows(rows, device), self._run.window
         if ids is None or window is None or window.replayed or window.recomputed:
             return drawn
         return held_first(drawn, ids, {row for row, _ in window.positions})
 
     def step_order(self, rows: int, steps: int, device: Device = None) -> Tensor:
         """The order in which each row's steps are trained, in place of upstream's draw: [rows, steps] long."""
-        return self._orders.of_steps(rows, steps, device)
+        return self._run.orders.of_steps(rows, steps, device)
 
     def identity(self, device: Device = None) -> dict[str, Tensor]:
         """Which row and which trajectory steps each sample is: `lean_row` [B], `lean_step` [B, T], long.
@@ -133,7 +117,7 @@ class Lean:
         Raises:
             LeanError: LG610 before :meth:`step_order`.
         """
-        return self._orders.identity(device)
+        return self._run.orders.identity(device)
 
     def at(self, rows: Any, steps: Any = None, turn: int | None = None) -> None:
         """Names the rows, and in the update their steps, that the next network calls evaluate.
@@ -143,7 +127,7 @@ class Lean:
             steps: `lean_step`.
             turn: which column of it is trained now.
         """
-        known = self._window is not None and rows is not None
+        known = self._run.window is not None and rows is not None
         self.rows = rows if known else None
         self.steps = steps[:, turn] if known and turn is not None else (steps if known else None)
 
@@ -162,27 +146,27 @@ class Lean:
         Returns:
             What the network returns, without a graph.
         """
-        window = self._window
+        run, window = self._run, self._run.window
         if window is None or window.updating or rows is None:
             return net(*args, **kwargs)
-        wrapper, chosen = self._reductions.classify(net, rollout=True), self._start()
+        wrapper = run.reductions.classify(net, rollout=True)
         if not wrapper.refusal:
             net, args, kwargs = sync.around_ddp(net, args, kwargs)
         if not window.probed and wrapper.kind == "fsdp2" and wrapper.collective:
             # Looking at weights makes FSDP2 give up gathered ones. Ranks keep calls of other steps, but must gather
             # again in the same one.
             window.see(net)
-        if not window.looked_at and sync.bare(net) in self._useless:
+        if not window.looked_at and sync.bare(net) in run.useless:
             window.refusal = "no step of an earlier window had the inputs of the update"
         if not window.probed and wrapper.flush == "joint" and not wrapper.notice:
-            wrapper = self._reductions.with_room(net, wrapper, capture.where(args, kwargs))
-        if not window.probed and not wrapper.refusal and chosen.audits(window.number, sync.bare(net) in self._audited):
+            wrapper = run.reductions.with_room(net, wrapper, capture.where(args, kwargs))
+        if not window.probed and not wrapper.refusal and run.audits(window, net):
             capture.probe(window, wrapper, net, args, kwargs)
         window.probed = True
         keys = [(window.base + row, at, site) for row, at, _ in keys_of(rows, step, site)]
         return keep.rollout_call(
             window, wrapper, net, keys, args, kwargs,
-            budget=self._budget.bytes, host=self._host, sizes=self._sizes, measure=self._report.follows(window),
+            budget=run.budget.bytes, host=run.host, sizes=run.sizes, measure=run.report.follows(window),
         )  # fmt: skip
 
     def policy_call(
@@ -197,17 +181,17 @@ class Lean:
         Returns:
             What the network returns; its gradient goes to the cut, or, for rows that are not held, through the network.
         """
-        window = self._window
+        run, window = self._run, self._run.window
         if rows is None or not torch.is_grad_enabled():
             return net(*args, **kwargs)
-        over, due = self._turns.next()
+        over, due = run.turns.next()
         if window is None or not window.updating:
-            return self._native(net, args, kwargs, due)
-        wrapper = self._reductions.classify(net)
-        if over and self._start().sync == "group":
-            self._settling.after_group(window, wrapper, net)
+            return run.native(net, args, kwargs, due)
+        wrapper = run.reductions.classify(net)
+        if over and run.settings.sync == "group":
+            run.settling.after_group(window, wrapper, net)
         if wrapper.collective and window.agreed is None:
-            self._agree(window)
+            run.agree_on_prefix(window)
         keys = keys_of(rows, steps, site)
         held: dict[Key, Row] = {}
         if not (window.native_only or (wrapper.collective and window.replayed + len(keys) > window.agreed_calls)):
@@ -221,14 +205,14 @@ class Lean:
                 if key in reasons and key not in window.passed_by:
                     window.count(reasons[key])
         if len(held) < len(keys):
-            self._settling.before_native(window, wrapper, net)
+            run.settling.before_native(window, wrapper, net)
             window.recomputed += len(keys) - len(held)
         if not held:
-            return self._native(net, args, kwargs, due)
+            return run.native(net, args, kwargs, due)
         replayed = replay.Replay(net, keys, held, args, kwargs)
-        result = replayed.run(window, partial(self._native, due=due))
-        if self._start().audits(window.number, sync.bare(net) in self._audited):
-            self._settling.audit(replayed.for_audit())
+        result = replayed.run(window, partial(run.native, due=due))
+        if run.audits(window, net):
+            run.settling.audit(replayed.for_audit())
         return result
 
     def flush(self, model: nn.Module, optimizer: Any) -> None:
@@ -242,109 +226,19 @@ class Lean:
             LeanError: LG604, LG607, LG609, LG612 if the gradient could not be trusted; the optimizer has not stepped
                 then.
         """
-        window, flush = self._window, ""
+        run, window, flush = self._run, self._run.window, ""
         if window is not None and window.updating:
             # Ranks under DDP replay and recompute each on its own, but all of them average.
-            net = self._reductions.net
+            net = run.reductions.net
             flush = "flat" if sync.apart(model) or (net is not None and sync.apart(net)) else ""
             if window.replayed and net is not None:
-                wrapper = self._reductions.classify(net)
+                wrapper = run.reductions.classify(net)
                 flush = wrapper.flush
-                self._settling.settle(window, wrapper, net, last=True)
-        self._turns.update_over()
-        self._reductions.finish(model, flush)
+                run.settling.settle(window, wrapper, net, last=True)
+        run.turns.update_over()
+        run.reductions.finish(model, flush)
         if window is not None and window.updating:
-            self._leave_window(None, flush)
-
-    # -- inside ---------------------------------------------------------------------------------------------------
-
-    def _start(self) -> settings.Settings:
-        """Settings of the run; the first call compares them across ranks and says what was found."""
-        if self._settings is None:
-            chosen = settings.load()
-            sync.same_settings(chosen.text())
-            agree.tell_on_failure()
-            self._settings, self._reductions.setting = chosen, chosen.sync
-            self._budget, self._host = Budget(chosen.budget_bytes), HostMemory(chosen.offload_gb * 1e9)
-            self._report.start(chosen, VERSION)
-            if chosen.schedule != "recompute" or chosen.sync != "upstream":
-                register_optimizer_step_pre_hook(self._before_step)
-        return self._settings
-
-    def _carry_over(self) -> None:
-        """An update that takes several rollouts: what it has replayed is walked before the next one begins."""
-        window, net = self._window, self._reductions.net
-        if window is not None and window.updating and window.consumed and net is not None:
-            wrapper = self._reductions.classify(net)
-            self._settling.settle(window, wrapper, net, last=True)
-            self._leave_window(None, wrapper.flush)
-
-    def _begin(self, rows: int) -> int:
-        """A rollout of so many rows begins; returns the id of the first one."""
-        self._start()
-        self._leave_window("a new rollout began")
-        self._orders.forget()
-        base, self._rows = self._rows, self._rows + rows
-        return base
-
-    def _open(self, base: int, positions: dict[tuple[int, int], int], model: nn.Module | None = None) -> None:
-        refusal = self._reductions.classify(model).refusal if model is not None else ""
-        if refusal:  # no window: the order of the samples is upstream's own, too
-            self._report.once(f"{refusal}: nothing is kept, training runs as upstream's")
-            return
-        self._windows += 1
-        self._window = Window(self._windows, base, positions)
-        self._window.rounding_allowed = self._start().inputs == "rounded"
-        self._window.refusal = self._budget.begin_window(self._report.say)
-
-    @contextmanager
-    def _rolling_out(self, last: bool) -> Iterator[None]:
-        """Around a rollout, or one batch of it; after the last one the kept graphs are there to be used."""
-        try:
-            yield
-        except BaseException:
-            self._window = None
-            raise
-        finally:
-            self.rows = None
-        if last and self._window is not None:
-            self._window.end_rollout()
-            if self._reductions.wrapper is not None and self._reductions.wrapper.collective:
-                self._agree(self._window)
-
-    def _agree(self, window: Window) -> None:
-        """All ranks hold the same number of leading steps from here on."""
-        window.agreed = agree.minimum(window.prefix())
-        window.keep_prefix(window.agreed, "beyond what every rank holds")
-
-    def _native(self, net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], due: bool) -> Any:
-        window = self._window
-        apart = window is not None and window.updating and sync.apart(net)
-        audited = window is not None and self._start().audits(window.number, sync.bare(net) in self._audited)
-        return self._reductions.native(net, args, kwargs, due=due, apart=apart, audited=audited)
-
-    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        self._settling.before_step(self._window, self._reductions.net, optimizer)
-
-    def _leave_window(self, reason: str | None, flush: str = "") -> None:
-        window, self._window = self._window, None
-        self._settling.forget()
-        left = self._settling.left(window)
-        if left and reason:
-            fix = "an update must end with lean.flush(model, optimizer) before the next rollout"
-            raise LeanError("LG610", f"{reason} with {left}", fix)
-        if window is None:
-            return
-        if window.consumed:
-            steps = sum(len(call.taken) for call in window.consumed)
-            window.count("replayed, but no gradient came back", steps)
-        if window.held:
-            window.drop(list(window.held), reason or "held, not used by the first update")
-        if window.net is not None and window.kept and window.turned_away and not window.replayed:
-            self._useless.add(window.net)
-        if window.net is not None and any(map(math.isfinite, window.audits)):
-            self._audited.add(window.net)
-        self._report.window(window, flush)
+            run.leave_window(None, flush)
 
 
 lean = Lean()

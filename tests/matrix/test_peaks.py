@@ -118,7 +118,7 @@ def measure(rank: int, world: int, kind: str, lean: bool, env: dict[str, str]) -
 
     def end(net: nn.Module) -> None:
         left = following.end_rollout()
-        found.on_host = runtime._host.used if runtime else 0
+        found.on_host = runtime._run.host.used if runtime else 0
         found.on_device = left - found.on_host
 
     def flushed(net: nn.Module) -> None:
@@ -130,8 +130,8 @@ def measure(rank: int, world: int, kind: str, lean: bool, env: dict[str, str]) -
         hooks = Hooks(after_step=begin, before_update=end, after_flush=flushed)
         config = Config(rank=rank, rollouts=2, steps=3, trained=2, tokens=1, clip=0.0)
         train(runtime, net, torch.optim.SGD(net.parameters(), lr=1e-3), config, hooks)
-    if runtime is not None and runtime._reductions.net is not None:
-        found.flush = runtime._reductions.classify(runtime._reductions.net).flush
+    if runtime is not None and runtime._run.reductions.net is not None:
+        found.flush = runtime._run.reductions.classify(runtime._run.reductions.net).flush
     return found
 
 

@@ -340,7 +340,7 @@ def test_nothing_is_held_after_the_flush(budgets: Any) -> None:
     lean, used = Lean(), []
 
     def look(net: nn.Module) -> None:
-        used.append(lean._host.used)
+        used.append(lean._run.host.used)
 
     hooks = Hooks(before_flush=look, after_flush=look)
     run(lean, "plain", Config(tokens=TOKENS, rollouts=2), hooks)

@@ -1,0 +1,149 @@
+"""The state of one process: its settings, what it has learnt about the network, and the open window."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
+
+from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from . import agree, memory, sync
+from .budget import Budget
+from .errors import LeanError
+from .host import HostMemory
+from .order import Orders
+from .reductions import Reductions
+from .report import Report
+from .settings import Settings, load
+from .settle import Settling
+from .turns import Turns
+from .window import Window
+
+VERSION = "0.1.0"
+
+
+class Run:
+    """What the calls of a patched tree share; `runtime.py` has the calls.
+
+    Attributes:
+        window: the open one; None outside a rollout and the first update after it.
+        orders: the order in which the last rollout is trained.
+        sizes, budget, host: what graphs weigh, and what room there is for them.
+        turns: which policy call is the last of an update.
+        audited: networks that an audit has found exact.
+        useless: networks whose rollouts never had the inputs of the update.
+    """
+
+    def __init__(self) -> None:
+        self.report = Report()
+        self.window: Window | None = None
+        self.orders = Orders(self.report.once)
+        self.sizes, self.budget, self.host = memory.Sizes(), Budget(None), HostMemory(0.0)
+        self.turns = Turns()
+        self.reductions = Reductions(self.report)
+        self.settling = Settling(self.reductions.late)
+        self.audited: WeakSet[nn.Module] = WeakSet()
+        self.useless: WeakSet[nn.Module] = WeakSet()
+        self._settings: Settings | None = None
+        self._windows = 0
+        self._rows = 0  # ids given out so far
+
+    @property
+    def settings(self) -> Settings:
+        """Settings of the run; the first look compares them across ranks and says what was found.
+
+        Raises:
+            LeanError: LG601 and LG602 for settings that are wrong or differ between ranks.
+        """
+        if self._settings is None:
+            chosen = load()
+            sync.same_settings(chosen.text())
+            agree.tell_on_failure()
+            self._settings, self.reductions.setting = chosen, chosen.sync
+            self.budget, self.host = Budget(chosen.budget_bytes), HostMemory(chosen.offload_gb * 1e9)
+            self.report.start(chosen, VERSION)
+            if chosen.schedule != "recompute" or chosen.sync != "upstream":
+                register_optimizer_step_pre_hook(self._before_step)
+        return self._settings
+
+    def carry_over(self) -> None:
+        """An update that takes several rollouts: what it has replayed is walked before the next one begins."""
+        window, net = self.window, self.reductions.net
+        if window is not None and window.updating and window.consumed and net is not None:
+            wrapper = self.reductions.classify(net)
+            self.settling.settle(window, wrapper, net, last=True)
+            self.leave_window(None, wrapper.flush)
+
+    def begin(self, rows: int) -> int:
+        """A rollout of so many rows begins; returns the id of the first one."""
+        assert self.settings
+        self.leave_window("a new rollout began")
+        self.orders.forget()
+        base, self._rows = self._rows, self._rows + rows
+        return base
+
+    def open(self, base: int, positions: dict[tuple[int, int], int], model: nn.Module | None = None) -> None:
+        """Opens a window for the steps at `positions`, if kept graphs can be used through the wrapper of `model`."""
+        refusal = self.reductions.classify(model).refusal if model is not None else ""
+        if refusal:  # no window: the order of the samples is upstream's own, too
+            self.report.once(f"{refusal}: nothing is kept, training runs as upstream's")
+            return
+        self._windows += 1
+        self.window = Window(self._windows, base, positions)
+        self.window.rounding_allowed = self.settings.inputs == "rounded"
+        self.window.refusal = self.budget.begin_window(self.report.say)
+
+    @contextmanager
+    def rolling_out(self, last: bool) -> Iterator[None]:
+        """Around a rollout, or one batch of it; after the last one the kept graphs are there to be used."""
+        try:
+            yield
+        except BaseException:
+            self.window = None
+            raise
+        if last and self.window is not None:
+            self.window.end_rollout()
+            if self.reductions.wrapper is not None and self.reductions.wrapper.collective:
+                self.agree_on_prefix(self.window)
+
+    def agree_on_prefix(self, window: Window) -> None:
+        """All ranks hold the same number of leading steps from here on."""
+        window.agreed = agree.minimum(window.prefix())
+        window.keep_prefix(window.agreed, "beyond what every rank holds")
+
+    def audits(self, window: Window, net: nn.Module) -> bool:
+        """Whether what is replayed in this window is compared with a native recomputation."""
+        return self.settings.audits(window.number, sync.bare(net) in self.audited)
+
+    def native(self, net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], due: bool) -> Any:
+        """A native call of the update; gradients are due after it if `due`."""
+        window = self.window
+        apart = window is not None and window.updating and sync.apart(net)
+        audited = window is not None and self.audits(window, net)
+        return self.reductions.native(net, args, kwargs, due=due, apart=apart, audited=audited)
+
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        self.settling.before_step(self.window, self.reductions.net, optimizer)
+
+    def leave_window(self, reason: str | None, flush: str = "") -> None:
+        """The window is over. With a `reason`, raises LG610 if that leaves an update without its gradients."""
+        window, self.window = self.window, None
+        self.settling.forget()
+        left = self.settling.left(window)
+        if left and reason:
+            fix = "an update must end with lean.flush(model, optimizer) before the next rollout"
+            raise LeanError("LG610", f"{reason} with {left}", fix)
+        if window is None:
+            return
+        if window.consumed:
+            steps = sum(len(call.taken) for call in window.consumed)
+            window.count("replayed, but no gradient came back", steps)
+        if window.held:
+            window.drop(list(window.held), reason or "held, not used by the first update")
+        if window.net is not None and window.kept and window.turned_away and not window.replayed:
+            self.useless.add(window.net)
+        if window.net is not None and any(map(math.isfinite, window.audits)):
+            self.audited.add(window.net)
+        self.report.window(window, flush)
