@@ -100,6 +100,10 @@ class Late:
         if off is not None:
             off.close()
 
+    def keep_local(self, net: nn.Module) -> None:
+        """From here on, and until :meth:`on`, backward passes leave gradients as they are on each rank."""
+        self._turn_off(net)
+
     def was_reduced(self) -> None:
         """A backward through the whole network has reduced what was waiting."""
         self.pending = self.pending and self._off is not None
@@ -113,6 +117,9 @@ class Late:
         self.on()
         last, used = self._last, bool(self._allowed)
         self._last = self._allowed = None
+        if last is None and agree.world_size() > 1 and wrapper.late and agree.anyones([self.pending])[0]:
+            what = "parts of an update were walked, and none of its calls is left to reduce their gradients"
+            raise LeanError("LG612", what, "set LEANGRPO_SYNC=group")
         if not used or last is None:
             return
         if agree.anyones([self.pending])[0]:

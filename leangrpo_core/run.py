@@ -49,6 +49,7 @@ class Run:
         self._settings: Settings | None = None
         self._windows = 0
         self._rows = 0  # ids given out so far
+        self._measuring: str | None = None  # why the windows of this rollout keep nothing; None before the first
 
     @property
     def settings(self) -> Settings:
@@ -69,17 +70,27 @@ class Run:
         return self._settings
 
     def carry_over(self) -> None:
-        """An update that takes several rollouts: what it has replayed is walked before the next one begins."""
+        """An update that takes several rollouts: what it has replayed is walked before the next one begins.
+
+        With LEANGRPO_SYNC=late, FSDP1 then reduces with the last of them.
+        """
         window, net = self.window, self.reductions.net
         if window is not None and window.updating and window.consumed and net is not None:
             wrapper = self.reductions.classify(net)
-            self.settling.settle(window, wrapper, net, last=True)
+            once = wrapper.flush == "joint" and wrapper.known and self.settings.sync == "late"
+            audited = once and self.audits(window, net)
+            self.settling.settle(window, wrapper, net, last=True, reduce=not once or audited)
             self.leave_window(None, wrapper.flush)
 
-    def begin(self, rows: int) -> int:
-        """A rollout of so many rows begins; returns the id of the first one."""
+    def begin(self, rows: int, continues: bool = False) -> int:
+        """A rollout of so many rows begins; returns the id of the first one.
+
+        Args:
+            continues: its first rows are trained in an update that is open.
+        """
         assert self.settings
-        self.leave_window("a new rollout began")
+        self.leave_window(None if continues else "a new rollout began")
+        self._measuring = self._measuring if continues else None
         self.orders.forget()
         base, self._rows = self._rows, self._rows + rows
         return base
@@ -93,7 +104,9 @@ class Run:
         self._windows += 1
         self.window = Window(self._windows, base, positions)
         self.window.rounding_allowed = self.settings.inputs == "rounded"
-        self.window.refusal = self.budget.begin_window(self.report.say)
+        if self._measuring is None:
+            self._measuring = self.budget.begin_window(self.report.say)
+        self.window.refusal = self._measuring
 
     @contextmanager
     def rolling_out(self, last: bool) -> Iterator[None]:

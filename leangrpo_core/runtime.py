@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from . import agree, capture, guard, keep, replay, sync
 from .kept import Row
+from .layout import Layout
 from .order import Device, held_first
 from .run import Run
 from .turns import Turns
@@ -21,12 +22,14 @@ class Lean:
 
     Attributes:
         rows, steps: what :meth:`at` named last; None outside a training rollout and the update after it.
+        layout: the calls around a rollout that is drawn and trained in parts.
     """
 
     def __init__(self) -> None:
         self.rows: Any = None
         self.steps: Any = None
         self._run = Run()
+        self.layout = Layout(self._run)
 
     @contextmanager
     def rollout(
@@ -49,11 +52,14 @@ class Lean:
             LeanError: LG601 and LG602 for settings that are wrong or differ between ranks.
         """
         run = self._run
-        base = run.begin(rows)
-        run.turns = Turns(trained, batch, window, group or window, by_group=run.settings.sync == "group")
+        base, by_group = run.begin(rows, self.layout.continues), run.settings.sync == "group"
+        parts = self.layout.turns(trained, by_group)
+        run.turns = parts or Turns(trained, batch, window, group or window, by_group)
+        window = self.layout.window(window)
         if run.settings.schedule != "recompute":
             order = run.orders.draw(base, rows, steps, shuffled=shuffled, device=device)
-            run.open(base, order.positions(window, trained, batch))
+            if window:
+                run.open(base, order.positions(window, trained, batch))
         with run.rolling_out(last=True):
             yield
 
@@ -150,6 +156,7 @@ class Lean:
         if window is None or window.updating or rows is None:
             return net(*args, **kwargs)
         wrapper = run.reductions.classify(net, rollout=True)
+        self.layout.check(wrapper)
         if not wrapper.refusal:
             net, args, kwargs = sync.around_ddp(net, args, kwargs)
         if not window.probed and wrapper.kind == "fsdp2" and wrapper.collective:

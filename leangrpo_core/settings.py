@@ -15,6 +15,8 @@ SCHEDULES = ("retain", "recompute")
 SYNCS = ("upstream", "group", "late")
 ORDERS = ("held-first", "upstream")
 INPUTS = ("exact", "rounded")
+LAYOUTS = ("native", "shared")
+UPDATES = ("faithful", "on-policy")
 ALLOWED = {
     "schedule": " or ".join(SCHEDULES),
     "budget_gb": "measured, unlimited, or a number of gigabytes (1e9 bytes) per rank, 0 or more",
@@ -23,6 +25,8 @@ ALLOWED = {
     "audit": "first, off, or every:N with N >= 1",
     "order": " or ".join(ORDERS),
     "inputs": " or ".join(INPUTS),
+    "layout": " or ".join(LAYOUTS),
+    "updates": " or ".join(UPDATES),
 }
 # Variables of the kit that are no settings of a run and may be set beside them.
 NOT_SETTINGS = {"LEANGRPO_REPORT_DIR", "LEANGRPO_CACHE", "LEANGRPO_VENV"}
@@ -43,6 +47,9 @@ class Settings:
         order: where upstream shuffles the samples of a rollout over several updates: `held-first` trains those whose
             graphs are held first; `upstream` leaves the order alone and holds the graphs of all.
         inputs: whether an input of the update may be the rollout's but for rounding: `exact` or `rounded`.
+        layout: `native`, each rank draws all samples of its prompts, or `shared`, ranks share the samples of a prompt.
+        updates: `faithful` trains a rollout's samples in upstream's updates; `on-policy` draws each update's samples
+            by the policy as it is then, which is another algorithm.
     """
 
     schedule: str = "retain"
@@ -52,6 +59,8 @@ class Settings:
     order: str = "held-first"
     inputs: str = "exact"
     offload_gb: float = 0.0
+    layout: str = "native"
+    updates: str = "faithful"
 
     @property
     def budget_bytes(self) -> float | None:
@@ -71,7 +80,9 @@ class Settings:
         budget = "measured" if self.budget_gb is None else _text(self.budget_gb)
         names = ("sync", "audit", "order", "inputs")
         text = " ".join([f"schedule={self.schedule} budget_gb={budget}", *(f"{n}={getattr(self, n)}" for n in names)])
-        return text + (f" offload_gb={_text(self.offload_gb)}" if self.offload_gb else "")
+        text += f" offload_gb={_text(self.offload_gb)}" if self.offload_gb else ""
+        text += f" layout={self.layout}" if self.layout != "native" else ""
+        return text + (f" updates={self.updates}" if self.updates != "faithful" else "")
 
     def digest(self) -> str:
         """A short hash of the settings, for the start line."""
@@ -107,7 +118,14 @@ def parse(values: Mapping[str, str]) -> Settings:
         hint = f"did you mean {near[0]}? " if near else ""
         names = ", ".join(f"{name} (LEANGRPO_{name.upper()})" for name in unknown)
         raise LeanError("LG601", f"unknown setting {names}", f"{hint}known settings: {known}")
-    words = {"schedule": SCHEDULES, "sync": SYNCS, "order": ORDERS, "inputs": INPUTS}
+    words = {
+        "schedule": SCHEDULES,
+        "sync": SYNCS,
+        "order": ORDERS,
+        "inputs": INPUTS,
+        "layout": LAYOUTS,
+        "updates": UPDATES,
+    }
     for name, allowed in words.items():
         if values.get(name, allowed[0]) not in allowed:
             raise _refuse(name, values[name])

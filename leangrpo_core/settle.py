@@ -75,15 +75,18 @@ class Settling:
         if window is not None:
             window.drop(list(window.held), "the optimizer stepped before they were used")
 
-    def settle(self, window: Window, wrapper: sync.Wrapper, net: nn.Module, last: bool) -> None:
-        """Walks what is due; `last` at the boundary."""
+    def settle(self, window: Window, wrapper: sync.Wrapper, net: nn.Module, last: bool, reduce: bool = True) -> None:
+        """Walks what is due; `last` at the boundary. Without `reduce`, what is reduced late stays on each rank."""
         walked = replay.due(window, wrapper, last)
         ours = {id(call) for call in walked}
         calls = [call for call in self._audited if call.belongs_to(ours)]
         self._audited = [call for call in self._audited if not call.belongs_to(ours)]
         parameters = [p for p in guard.parameters_of(net) if p.requires_grad]
         before = audit.gradients(parameters) if calls else []
-        self._late.on()
+        if reduce or not walked:
+            self._late.on()
+        else:
+            self._late.keep_local(net)
         replay.walk(window, wrapper, net, walked)
         if walked:
             window.walks += 1

@@ -22,7 +22,10 @@ TIMEOUT_S = 120.0
 SCHEDULES = ("retain", "recompute")
 SYNCS = ("upstream", "group", "late")
 PRECISIONS = ("fp32", "bf16")
-OVERRULED = [f"LEANGRPO_{name}" for name in ("SCHEDULE", "BUDGET_GB", "OFFLOAD_GB", "SYNC", "ORDER", "INPUTS")]
+OVERRULED = [
+    f"LEANGRPO_{name}"
+    for name in ("SCHEDULE", "BUDGET_GB", "OFFLOAD_GB", "SYNC", "ORDER", "INPUTS", "LAYOUT", "UPDATES")
+]
 HELP = "verify-patch --help"
 
 
@@ -160,7 +163,7 @@ def _check(schedule: str, sync: str, precision: str, budget: str) -> None:
         raise KitError(
             "LG403", f"{', '.join(exported)} in the environment would not be used",
             cause="what is rehearsed is what the options of this command say",
-            fix=f"unset {' '.join(exported)}; see --schedule, --sync, --budget, and --option order=, inputs=",
+            fix=f"unset {' '.join(exported)}; see --schedule, --sync, --budget and --option, as order=upstream",
         )  # fmt: skip
     chosen = (("schedule", schedule, SCHEDULES), ("sync", sync, SYNCS), ("precision", precision, PRECISIONS))
     for name, value, allowed in chosen:

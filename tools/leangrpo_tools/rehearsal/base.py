@@ -163,6 +163,14 @@ class Script:
         """The command line and environment of the script. Native and patched get the same."""
         return Launch()
 
+    def launch_natively(self, workdir: Path, config: Config) -> Launch:
+        """The same for the native runs, where a setting of the kit makes other updates of the same samples."""
+        return self.launch(workdir, config)
+
+    def across_ranks(self, config: Config) -> bool:
+        """Whether the patched run draws samples on other ranks than the native one: rewards are compared over all."""
+        return False
+
     def install(self, context: Context) -> None:
         """In a child, last thing before the script starts: script-specific stand-ins (the reward, data loaders)."""
 

@@ -77,20 +77,26 @@ def load(out: Path, ranks: int) -> Run:
     return Run(updates, summaries)
 
 
-def compare(reference: Run, other: Run) -> list[Update]:
-    """Compares the updates that both runs made."""
+def compare(reference: Run, other: Run, across_ranks: bool = False) -> list[Update]:
+    """Compares the updates that both runs made; with `across_ranks` what was noted over all ranks, in any order."""
     pairs = zip(reference.updates, other.updates, strict=False)
-    return [compare_update(index, a, b) for index, (a, b) in enumerate(pairs)]
+    return [compare_update(index, a, b, across_ranks) for index, (a, b) in enumerate(pairs)]
 
 
-def compare_update(index: int, reference: list[dict[str, Any]], other: list[dict[str, Any]]) -> Update:
+def compare_update(
+    index: int, reference: list[dict[str, Any]], other: list[dict[str, Any]], across_ranks: bool = False
+) -> Update:
     """Compares one update, given what each rank recorded of it in both runs."""
     grads, weights, notes = _Tally("gradient"), _Tally("weight"), _Tally("")
     for rank, (a, b) in enumerate(zip(reference, other, strict=True)):
         grads.add_all(a["grads"], b["grads"], rank)
         weights.add_all(a["weights"], b["weights"], rank)
-        for name in sorted({*a["notes"], *b["notes"]}):
-            notes.add(_stacked(a["notes"].get(name)), _stacked(b["notes"].get(name)), rank, name)
+        if not across_ranks:
+            for name in sorted({*a["notes"], *b["notes"]}):
+                notes.add(_stacked(a["notes"].get(name)), _stacked(b["notes"].get(name)), rank, name)
+    if across_ranks:
+        for name in sorted({name for ranks in (reference, other) for record in ranks for name in record["notes"]}):
+            notes.add(_sorted(reference, name), _sorted(other, name), 0, name)
     worst = grads.worst or weights.worst or notes.worst
     if notes.worst is not None and not notes.bitwise:
         worst = notes.worst if grads.worst is None else grads.worst
@@ -183,6 +189,11 @@ def _difference(a: torch.Tensor | None, b: torch.Tensor | None) -> str:
     # Bytes, so that 0.0 and -0.0 are told apart.
     same = torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
     return "" if same else DIFFERS
+
+
+def _sorted(ranks: list[dict[str, Any]], name: str) -> torch.Tensor:
+    found = [_stacked(record["notes"].get(name)) for record in ranks]
+    return torch.cat([item.reshape(-1) for item in found if item is not None]).sort().values
 
 
 def _stacked(values: list[torch.Tensor] | None) -> torch.Tensor | None:

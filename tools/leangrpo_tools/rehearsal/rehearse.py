@@ -66,7 +66,9 @@ def rehearse(
         say("negative control")
         exits = stage.run("control", patched, 1)
         if all(item.code == 0 for item in exits):
-            control = compare.compare(before.first, compare.load(stage.out("control"), config.ranks))
+            control = compare.compare(
+                before.first, compare.load(stage.out("control"), config.ranks), script.across_ranks(config)
+            )
         else:
             failures.append(f"the negative control ended badly: {stage.explain('control', exits)}")
     report = _report(stage, upstream, before, after, bound)
@@ -114,7 +116,7 @@ def _report(stage: Stage, upstream: str, before: Native, after: compare.Run, bou
         script=script.name,
         config=config,
         bound=bound,
-        updates=compare.compare(before.first, after),
+        updates=compare.compare(before.first, after, script.across_ranks(config)),
         floor=compare.compare(before.first, before.again),
         control=[],
         forwards={name: _counts(run) for name, run in runs.items()},

@@ -62,7 +62,8 @@ class Stage:
         workdir = self.root / "work" / variant
         assert self.assets is not None
         shutil.copytree(self.assets, workdir)
-        launch = self.script.launch(workdir, self.config)
+        start = self.script.launch_natively if variant.startswith("native") else self.script.launch
+        launch = start(workdir, self.config)
         jobs = [self._job(variant, tree, workdir, rank, updates) for rank in range(self.config.ranks)]
         for job in jobs:
             job["argv"] = [str(text) for text in launch.argv]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from leangrpo_tools.rehearsal.base import Config, Context, Script
+from leangrpo_tools.rehearsal.base import SHARDED, Bound, Config, Context, Launch, Script
+from leangrpo_tools.rehearsal.scripts import indexed
 
 PRELOAD = (
     "torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "transformers:T5EncoderModel",
@@ -28,13 +30,51 @@ class DanceGRPO(Script):
 
     stubs = STUBS
     folders = ("images", "videos", "data")
-    options = ("learning_rate", "same_noise")
+    options = ("learning_rate", "same_noise", "prompts", "generations", "layout", "updates")
+
+    def configure(self, **chosen: Any) -> Config:
+        """Samples per rank are `prompts` times `generations`."""
+        config = super().configure(**chosen)
+        sizes = config.option("prompts", "1"), config.option("generations", str(config.generations))
+        if not all(size.isdecimal() for size in sizes):  # `supports` says so
+            return config
+        return dataclasses.replace(config, generations=int(sizes[0]) * int(sizes[1]))
 
     def supports(self, config: Config) -> str | None:
-        """Updates per rollout have to divide the samples."""
+        """Updates per rollout have to divide the samples, and prompts, too."""
+        for name in ("prompts", "generations"):
+            if not config.option(name, "1").isdecimal() or int(config.option(name, "1")) < 1:
+                return f"{name} is {config.option(name, '')!r}; allowed: whole numbers from 1"
         if config.generations % config.updates_per_rollout:
             return f"{config.updates_per_rollout} updates per rollout do not divide {config.generations} generations"
+        for name, allowed in (("layout", ("native", "shared")), ("updates", ("faithful", "on-policy"))):
+            if config.option(name, allowed[0]) not in allowed:
+                return f"{name} is {config.option(name, '')!r}; allowed: {', '.join(allowed)}"
+        if _in_parts(config) and config.option("same_noise", "1") != "1":
+            return "layout and updates are rehearsed with same_noise=1 only"
         return None
+
+    def launch_natively(self, workdir: Path, config: Config) -> Launch:
+        """Updates that are on-policy are those of a run whose rollouts are as large as an update."""
+        if config.option("updates", "faithful") == "on-policy":
+            kept = tuple((name, value) for name, value in config.options if name != "prompts")
+            prompts = int(config.option("prompts", "1")) // config.updates_per_rollout
+            config = dataclasses.replace(
+                config,
+                generations=config.accumulation,
+                updates_per_rollout=1,
+                options=(*kept, ("prompts", str(prompts))),
+            )
+        return self.launch(workdir, config)
+
+    def across_ranks(self, config: Config) -> bool:
+        """Whether samples are drawn on other ranks than natively."""
+        return config.option("layout", "native") == "shared"
+
+    def bound(self, config: Config) -> Bound:
+        """Several ranks that share prompts add up other samples' gradients first."""
+        bound = super().bound(config)
+        return Bound(bitwise=False, rel_l2=SHARDED) if self.across_ranks(config) and config.ranks > 1 else bound
 
     def launch_arguments(self, workdir: Path, config: Config) -> list[str]:
         """Upstream's launch file with everything small; flags as its shell scripts spell them."""
@@ -42,13 +82,15 @@ class DanceGRPO(Script):
         values: dict[str, Any] = {
             "seed": config.seed, "pretrained_model_name_or_path": model, "vae_model_path": model, "output_dir": "out",
             "cache_dir": workdir / "cache", "data_json_path": workdir / "data/videos2caption.json",
-            "train_batch_size": 1, "train_sp_batch_size": 1, "sp_size": 1, "num_latent_t": 1,
+            "train_batch_size": config.option("prompts", "1"), "train_sp_batch_size": config.option("prompts", "1"),
+            "sp_size": 1, "num_latent_t": 1,
             "dataloader_num_workers": 4,
             "gradient_accumulation_steps": config.accumulation, "max_train_steps": config.rollouts,
             "learning_rate": config.option("learning_rate", "1e-3"), "mixed_precision": "bf16", "cfg": 0.0,
             "checkpointing_steps": 1000000, "h": 32, "w": 32, "t": 1, "sampling_steps": config.steps, "eta": 0.3,
             "lr_warmup_steps": 0, "sampler_seed": 1223627, "max_grad_norm": 0.01, "weight_decay": 0.0001,
-            "num_generations": config.generations, "shift": 3, "timestep_fraction": config.fraction,
+            "num_generations": config.generations // int(config.option("prompts", "1")),
+            "shift": 3, "timestep_fraction": config.fraction,
             "clip_range": 1e-4, "adv_clip_max": CLIP_MAX,
         }  # fmt: skip
         argv = [text for name, value in values.items() for text in (f"--{name}", str(value))]
@@ -65,6 +107,8 @@ class DanceGRPO(Script):
 
         install(context.recorder)
         _reward_checkpoint()
+        if _in_parts(context.config):
+            indexed.install(context, indexed.calls_per_rollout(context.config, context.world, context.patched))
         if context.config.precision == "fp32":
             _load_in_float32()
 
@@ -87,6 +131,17 @@ class DanceGRPO(Script):
     def not_tested(self, config: Config) -> list[str]:
         """The reward is always a stand-in here."""
         return ["upstream's HPSv2 and PickScore rewards (a deterministic stand-in scored the images)"]
+
+
+def _in_parts(config: Config) -> bool:
+    """Whether the patched run draws samples in another order than natively, or on other ranks."""
+    return config.option("layout", "native") != "native" or config.option("updates", "faithful") != "faithful"
+
+
+def settings(config: Config) -> dict[str, str]:
+    """Settings of the runtime that are options here."""
+    found = {"layout": "native", "updates": "faithful"}
+    return {f"LEANGRPO_{name.upper()}": config.option(name, default) for name, default in found.items()}
 
 
 def _reward_checkpoint() -> None:
@@ -129,7 +184,7 @@ def write_prompts(
     data = workdir / "data"
     rows = []
     # One batch per rank and rollout; some scripts read the data set once only.
-    for index in range(config.ranks * (config.rollouts + skipped)):
+    for index in range(config.ranks * (config.rollouts + skipped) * int(config.option("prompts", "1"))):
         row = {"caption": f"prompt {index}"}
         for folder, (key, shape) in tensors.items():
             (data / folder).mkdir(parents=True, exist_ok=True)

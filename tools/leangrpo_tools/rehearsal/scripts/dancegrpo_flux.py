@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from leangrpo_tools.rehearsal.base import Config, Launch
-from leangrpo_tools.rehearsal.scripts.dancegrpo import PRELOAD, TEXT_DIM, TEXT_TOKENS, DanceGRPO, write_prompts
+from leangrpo_tools.rehearsal.scripts.dancegrpo import (
+    PRELOAD,
+    TEXT_DIM,
+    TEXT_TOKENS,
+    DanceGRPO,
+    settings,
+    write_prompts,
+)
 from leangrpo_tools.rehearsal.scripts.tiny import save
 
 
@@ -47,7 +54,7 @@ class Flux(DanceGRPO):
     def launch(self, workdir: Path, config: Config) -> Launch:
         """As `scripts/finetune/finetune_flux_grpo_8gpus.sh`."""
         argv = self.launch_arguments(workdir, config)
-        return Launch(argv + (["--use_ema", "--ema_decay", "0.995"] if config.ema else []))
+        return Launch(argv + (["--use_ema", "--ema_decay", "0.995"] if config.ema else []), settings(config))
 
 
 SCRIPT = Flux()

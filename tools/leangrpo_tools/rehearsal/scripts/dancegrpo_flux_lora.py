@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from leangrpo_tools.rehearsal.base import Config, Context, Launch
+from leangrpo_tools.rehearsal.scripts.dancegrpo import settings
 from leangrpo_tools.rehearsal.scripts.dancegrpo_flux import Flux
 from leangrpo_tools.rehearsal.scripts.tiny import random_adapters
 
@@ -23,7 +24,8 @@ class FluxLora(Flux):
 
     def launch(self, workdir: Path, config: Config) -> Launch:
         """As `scripts/finetune/finetune_flux_grpo_8gpus_lora.sh`."""
-        return Launch([*self.launch_arguments(workdir, config), "--lora_rank", "4", "--lora_alpha", "8"])
+        argv = [*self.launch_arguments(workdir, config), "--lora_rank", "4", "--lora_alpha", "8"]
+        return Launch(argv, settings(config))
 
     def install(self, context: Context) -> None:
         """The reward, and adapters without zeros."""

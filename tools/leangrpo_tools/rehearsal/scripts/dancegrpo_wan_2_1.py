@@ -7,7 +7,14 @@ from typing import Any
 
 from leangrpo_tools.rehearsal import stubs
 from leangrpo_tools.rehearsal.base import Config, Context, Launch
-from leangrpo_tools.rehearsal.scripts.dancegrpo import PRELOAD, TEXT_DIM, TEXT_TOKENS, DanceGRPO, write_prompts
+from leangrpo_tools.rehearsal.scripts.dancegrpo import (
+    PRELOAD,
+    TEXT_DIM,
+    TEXT_TOKENS,
+    DanceGRPO,
+    settings,
+    write_prompts,
+)
 from leangrpo_tools.rehearsal.scripts.tiny import save
 
 
@@ -42,7 +49,8 @@ class Wan(DanceGRPO):
 
     def launch(self, workdir: Path, config: Config) -> Launch:
         """As `scripts/finetune/finetune_wan_2_1_grpo.sh`."""
-        return Launch([*self.launch_arguments(workdir, config), "--cfg_infer", config.option("guidance", "5.0")])
+        argv = [*self.launch_arguments(workdir, config), "--cfg_infer", config.option("guidance", "5.0")]
+        return Launch(argv, settings(config))
 
     options = (*DanceGRPO.options, "guidance")
 
