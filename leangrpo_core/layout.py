@@ -210,6 +210,19 @@ class Layout:
         """Whether the next rollout belongs to an earlier one's update."""
         return self._rollout is not None and self._rollout.part is not self._rollout.parts[0]
 
+    def require(self, batches: bool) -> None:
+        """Raises LG613 in a rollout outside of :meth:`train` for settings that cannot be followed there.
+
+        Args:
+            batches: of a trainer that samples prompts in batches spread over the ranks.
+        """
+        chosen = self._run.settings
+        if self._rollout is not None or (chosen.layout == "native" and chosen.updates == "faithful"):
+            return
+        spread = "; its sampler spreads each prompt's samples over the ranks already" if batches else ""
+        what = f"LEANGRPO_LAYOUT={chosen.layout} LEANGRPO_UPDATES={chosen.updates}: this script has no parts{spread}"
+        raise LeanError("LG613", what, "unset them; README names the scripts that have")
+
     def window(self, rows: int) -> int:
         """How many leading rows of a rollout the first update trains, of which upstream says `rows`."""
         return rows if self._rollout is None else self._rollout.cut.first(self._rollout.part)

@@ -52,6 +52,7 @@ class Lean:
             LeanError: LG601 and LG602 for settings that are wrong or differ between ranks.
         """
         run = self._run
+        self.layout.require(batches=False)
         base, by_group = run.begin(rows, self.layout.continues), run.settings.sync == "group"
         parts = self.layout.turns(trained, by_group)
         run.turns = parts or Turns(trained, batch, window, group or window, by_group)
@@ -84,6 +85,7 @@ class Lean:
         """
         run = self._run
         if batch == 0:
+            self.layout.require(batches=True)
             run.carry_over()
             base, chosen = run.begin(batches * rows), run.settings
             run.turns = Turns(steps, rows, window * rows, window * rows)

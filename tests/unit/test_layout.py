@@ -9,6 +9,8 @@ from support import ranks
 from support.parted import STEPS, TRAINED, Run, Sizes, both, job
 from support.wrapped import UNITS
 
+from leangrpo_core import Lean, LeanError
+
 SHARED = {"LEANGRPO_LAYOUT": "shared"}
 LATE = {"LEANGRPO_SYNC": "late"}
 ON_POLICY = {"LEANGRPO_UPDATES": "on-policy"}
@@ -165,3 +167,19 @@ def _same_seed(rank: int, world: int, kind: str, sizes: Sizes, env: dict[str, st
     seed = torch.manual_seed
     torch.manual_seed = lambda value: seed(0)
     return job(rank, world, kind, sizes, env)
+
+
+@pytest.mark.parametrize("env", [SHARED, ON_POLICY])
+def test_a_script_without_parts_is_refused(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with (
+        pytest.raises(LeanError, match="this script has no parts"),
+        Lean().rollout(rows=4, steps=2, trained=1, window=4),
+    ):
+        pass
+    with (
+        pytest.raises(LeanError, match="spreads each prompt's samples over the ranks already"),
+        Lean().rollout_batch(0, batches=2, rows=4, steps=2, window=2, model=torch.nn.Linear(1, 1)),
+    ):
+        pass

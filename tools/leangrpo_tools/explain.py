@@ -232,6 +232,11 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "Some weights got a gradient in an earlier call and none in that one: not all of the network is always used.",
         "Train with LEANGRPO_SYNC=upstream.",
     ),
+    "LG613": (
+        "LEANGRPO_LAYOUT=shared or LEANGRPO_UPDATES=on-policy with numbers of prompts, samples, ranks and samples per "
+        "update that do not fit together, in a script that has no parts, or where ranks share no gradients or a seed.",
+        "The message says which numbers would do. Unset both to train as upstream does.",
+    ),
 }
 
 
