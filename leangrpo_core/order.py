@@ -1,6 +1,6 @@
 """In which order rows and steps are trained: drawn before the rollout, so that it knows which steps to keep."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -81,16 +81,16 @@ class Order:
             return None
         return {"lean_row": self.rows.cpu() + self._base, "lean_step": self.steps.cpu()}
 
-    def positions(self, window: int, trained: int, batch: int) -> dict[tuple[int, int], int]:
+    def positions(self, window: int, turns: Sequence[int], batch: int) -> dict[tuple[int, int], int]:
         """The place in the first update's order of consumption, by (row id, step).
 
         Args:
             window: how many rows the update consumes.
-            trained: how many steps of each row.
+            turns: which of each row's steps, by their places in its order.
             batch: rows per network call of the update, which walks all steps of a batch before the next one.
         """
-        found = {}
-        rows, steps = self.rows[:window].tolist(), self.steps[:window, :trained].tolist()
+        found, trained = {}, len(turns)
+        rows, steps = self.rows[:window].tolist(), self.steps[:window, list(turns)].tolist()
         for turn, (row, order) in enumerate(zip(rows, steps, strict=True)):
             first = turn // batch * batch  # rows of the batches before
             width = min(batch, len(rows) - first)

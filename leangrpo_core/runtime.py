@@ -1,6 +1,6 @@
 """The calls that a patched tree makes. One `Lean` serves a process; outside a rollout window each call is inert."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -34,7 +34,7 @@ class Lean:
     @contextmanager
     def rollout(
         self, *, rows: int, steps: int, trained: int, window: int, batch: int = 1, group: int | None = None,
-        shuffled: bool = False, device: Device = None,
+        shuffled: bool = False, device: Device = None, chosen: Sequence[int] | None = None,
     ) -> Iterator[None]:  # fmt: skip
         """Opens a window: network calls of the selected steps in this block are kept.
 
@@ -47,6 +47,8 @@ class Lean:
             group: how many rows, one after the other in the order of training, share a prompt; None is the window.
             shuffled: upstream trains the rows in a random order, which is drawn here, too.
             device: whose generator upstream draws these orders from; None is the CPU's.
+            chosen: the steps that are trained, `trained` of them, in this order, where upstream knows them beforehand
+                and draws no order of steps.
 
         Raises:
             LeanError: LG601 and LG602 for settings that are wrong or differ between ranks.
@@ -57,10 +59,11 @@ class Lean:
         parts = self.layout.turns(trained, by_group)
         run.turns = parts or Turns(trained, batch, window, group or window, by_group)
         window = self.layout.window(window)
-        if run.settings.schedule != "recompute":
-            order = run.orders.draw(base, rows, steps, shuffled=shuffled, device=device)
-            if window:
-                run.open(base, order.positions(window, trained, batch))
+        if run.settings.schedule != "recompute" or chosen is not None:
+            in_order = chosen is not None
+            order = run.orders.draw(base, rows, steps, shuffled=shuffled, device=device, in_order=in_order)
+            if window and run.settings.schedule != "recompute":
+                run.open(base, order.positions(window, chosen or range(trained), batch))
         with run.rolling_out(last=True):
             yield
 
@@ -92,7 +95,7 @@ class Lean:
             order = run.orders.draw(base, batches * rows, steps, in_order=True)
             if chosen.schedule != "recompute":
                 first = batches if chosen.order == "upstream" else min(window, batches)
-                run.open(base, order.positions(first * rows, steps, rows), model)
+                run.open(base, order.positions(first * rows, range(steps), rows), model)
         self.rows = range(batch * rows, (batch + 1) * rows)
         try:
             with run.rolling_out(last=batch == batches - 1):

@@ -55,6 +55,7 @@ class Config:
     """Rows per rollout, steps of a trajectory, trained steps, rows per update, rollouts; precision and seed.
 
     `group` rows share a prompt, for the runtime; `announced` is the rows per update that it is told, if not the truth.
+    `chosen` are the steps that each row trains, in that order, where they are known before the rollout.
     `one_autocast` puts a whole rollout under one autocast region, so that calls share cached weights.
     """
 
@@ -64,6 +65,7 @@ class Config:
     accumulate: int = 4
     group: int | None = None
     announced: int | None = None
+    chosen: tuple[int, ...] | None = None
     rollouts: int = 2
     tokens: int = 4
     bf16: bool = False
@@ -152,6 +154,7 @@ def train(runtime: Lean | None, net: nn.Module, optimizer: Any, config: Config, 
             "trained": config.trained,
             "window": config.announced or config.accumulate,
             "group": config.group,
+            "chosen": config.chosen,
         }
         with torch.autocast("cpu", torch.bfloat16, enabled=config.one_autocast):
             if lean is None:
@@ -162,16 +165,17 @@ def train(runtime: Lean | None, net: nn.Module, optimizer: Any, config: Config, 
         hooks.after_rollout(net)
         rewards = paths[:, -1].mean(dim=(1, 2, 3)) + 0.1 * paths[:, -1].square().mean(dim=(1, 2, 3))
         advantages = hooks.advantages((rewards - rewards.mean()) / (rewards.std() + 1e-8))
-        if lean is None:
+        if config.chosen is not None:
+            order = torch.arange(config.steps).repeat(config.rows, 1)
+        elif lean is None:
             order = torch.stack([torch.randperm(config.steps) for _ in range(config.rows)])
-            ids: dict[str, Tensor] = {}
         else:
             order = lean.step_order(config.rows, config.steps)
-            ids = lean.identity()
+        ids: dict[str, Tensor] = lean.identity() if lean else {}
         order = hooks.steps_of(order)
         hooks.before_update(net)
         for row in range(config.rows):
-            for place in range(config.trained):
+            for place in config.chosen or range(config.trained):
                 step = int(order[row, place])
                 net.train()
                 inputs: dict[str, Any] = {

@@ -39,6 +39,19 @@ def test_any_share_of_steps(trained: int) -> None:
     assert_same(run(Lean(), config), run(None, config))
 
 
+@pytest.mark.parametrize(("schedule", "chosen"), [("retain", (3, 1)), ("retain", (4,)), ("recompute", (3, 1))])
+def test_steps_known_before_the_rollout(
+    schedule: str, chosen: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Upstream draws no order of steps, then, and no random number more."""
+    monkeypatch.setenv("LEANGRPO_SCHEDULE", schedule)
+    config = Config(chosen=chosen, trained=len(chosen), accumulate=2)
+    native, lean = run(None, config), run(Lean(), config)
+    assert_same(lean, native)
+    replayed = 2 * len(chosen) * config.rollouts if schedule == "retain" else 0
+    assert lean.calls["no_grad"] == native.calls["no_grad"] - replayed
+
+
 def test_recompute_is_upstream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEANGRPO_SCHEDULE", "recompute")
     config = Config(accumulate=2)
