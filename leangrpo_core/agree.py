@@ -36,7 +36,12 @@ def device() -> torch.device:
 
 def minimum(value: int) -> int:
     """The smallest `value` of all ranks."""
-    return _reduced([value], dist.ReduceOp.MIN)[0]
+    return minima([value])[0]
+
+
+def minima(values: Sequence[int]) -> list[int]:
+    """The smallest value of all ranks, place by place. As many on every rank, each below 2**63 in size."""
+    return _reduced(list(values), dist.ReduceOp.MIN) if world_size() > 1 else list(values)
 
 
 def anyones(flags: Sequence[bool]) -> list[bool]:

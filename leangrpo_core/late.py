@@ -5,6 +5,7 @@ and comes after the call, so it is turned off at a call and stays off until the 
 one's backward reduces what has added up. Until then each rank holds a whole gradient.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -154,6 +155,15 @@ class Late:
         reason = reason or "no room on another rank"
         self._once(f"{wrapper.kind}: {reason}; natively recomputed updates reduce gradients as upstream does")
         return False
+
+
+def late_bytes(net: nn.Module) -> float:
+    """What LEANGRPO_SYNC=late would add at its peak on this rank; infinite where it would not reduce once."""
+    wrapper = sync.classify(net, late=True)
+    if not wrapper.late:
+        return math.inf
+    joint = wrapper.flush == "joint"
+    return memory.joint_bytes(net, wrapper.shards) if joint else memory.gradient_bytes(net, wrapper.shards)
 
 
 def _check(wrapper: sync.Wrapper, net: nn.Module) -> None:

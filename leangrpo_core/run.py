@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -10,6 +11,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from . import agree, memory, sync
+from .auto import Auto
 from .budget import Budget
 from .errors import LeanError
 from .host import HostMemory
@@ -32,6 +34,7 @@ class Run:
         orders: the order in which the last rollout is trained.
         sizes, budget, host: what graphs weigh, and what room there is for them.
         turns: which policy call is the last of an update.
+        auto: the choice of how windows run, where it is left to the run.
         audited: networks that an audit has found exact.
         useless: networks whose rollouts never had the inputs of the update.
     """
@@ -44,6 +47,7 @@ class Run:
         self.turns = Turns()
         self.reductions = Reductions(self.report)
         self.settling = Settling(self.reductions.late)
+        self.auto = Auto(Settings(), self.budget, self.reductions, self.report.say)
         self.audited: WeakSet[nn.Module] = WeakSet()
         self.useless: WeakSet[nn.Module] = WeakSet()
         self._settings: Settings | None = None
@@ -65,9 +69,17 @@ class Run:
             self._settings, self.reductions.setting = chosen, chosen.sync
             self.budget, self.host = Budget(chosen.budget_bytes), HostMemory(chosen.offload_gb * 1e9)
             self.report.start(chosen, VERSION)
+            if chosen.schedule == "auto":  # which measures its first window itself
+                self.budget = Budget(math.inf if chosen.budget_bytes is None else chosen.budget_bytes)
+            self.auto = Auto(chosen, self.budget, self.reductions, self.report.say, self.host.limit)
             if chosen.schedule != "recompute" or chosen.sync != "upstream":
                 register_optimizer_step_pre_hook(self._before_step)
         return self._settings
+
+    @property
+    def schedule(self) -> str:
+        """How the window runs that is about to open: `recompute` opens none."""
+        return self.auto.way.schedule
 
     def carry_over(self) -> None:
         """An update that takes several rollouts: what it has replayed is walked before the next one begins.
@@ -77,7 +89,7 @@ class Run:
         window, net = self.window, self.reductions.net
         if window is not None and window.updating and window.consumed and net is not None:
             wrapper = self.reductions.classify(net)
-            once = wrapper.flush == "joint" and wrapper.known and self.settings.sync == "late"
+            once = wrapper.flush == "joint" and wrapper.known and self.reductions.setting == "late"
             audited = once and self.audits(window, net)
             self.settling.settle(window, wrapper, net, last=True, reduce=not once or audited)
             self.leave_window(None, wrapper.flush)
@@ -91,6 +103,8 @@ class Run:
         assert self.settings
         self.leave_window(None if continues else "a new rollout began")
         self._measuring = self._measuring if continues else None
+        if not continues:
+            self.auto.begin()
         self.orders.forget()
         base, self._rows = self._rows, self._rows + rows
         return base
@@ -112,10 +126,13 @@ class Run:
     def rolling_out(self, last: bool) -> Iterator[None]:
         """Around a rollout, or one batch of it; after the last one the kept graphs are there to be used."""
         try:
-            yield
+            with self.auto.clock.rolling_out():
+                yield
         except BaseException:
             self.window = None
             raise
+        if last:
+            self.auto.rollout_over()
         if last and self.window is not None:
             self.window.end_rollout()
             if self.reductions.wrapper is not None and self.reductions.wrapper.collective:
@@ -135,7 +152,8 @@ class Run:
         window = self.window
         apart = window is not None and window.updating and sync.apart(net)
         audited = window is not None and self.audits(window, net)
-        return self.reductions.native(net, args, kwargs, due=due, apart=apart, audited=audited)
+        reduced = partial(self.reductions.native, due=due, apart=apart, audited=audited)
+        return self.auto.clock.native_call(lambda: reduced(net, args, kwargs))
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         self.settling.before_step(self.window, self.reductions.net, optimizer)
@@ -159,4 +177,5 @@ class Run:
             self.useless.add(window.net)
         if window.net is not None and any(map(math.isfinite, window.audits)):
             self.audited.add(window.net)
+        self.auto.saw(window)
         self.report.window(window, flush)

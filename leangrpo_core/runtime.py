@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from . import agree, capture, guard, keep, replay, sync
+from .errors import LeanError
 from .kept import Row
 from .layout import Layout
 from .order import Device, held_first
@@ -59,10 +60,10 @@ class Lean:
         parts = self.layout.turns(trained, by_group)
         run.turns = parts or Turns(trained, batch, window, group or window, by_group)
         window = self.layout.window(window)
-        if run.settings.schedule != "recompute" or chosen is not None:
+        if run.schedule != "recompute" or chosen is not None:
             in_order = chosen is not None
             order = run.orders.draw(base, rows, steps, shuffled=shuffled, device=device, in_order=in_order)
-            if window and run.settings.schedule != "recompute":
+            if window and run.schedule != "recompute":
                 run.open(base, order.positions(window, chosen or range(trained), batch))
         with run.rolling_out(last=True):
             yield
@@ -93,7 +94,7 @@ class Lean:
             base, chosen = run.begin(batches * rows), run.settings
             run.turns = Turns(steps, rows, window * rows, window * rows)
             order = run.orders.draw(base, batches * rows, steps, in_order=True)
-            if chosen.schedule != "recompute":
+            if run.schedule != "recompute":
                 first = batches if chosen.order == "upstream" else min(window, batches)
                 run.open(base, order.positions(first * rows, range(steps), rows), model)
         self.rows = range(batch * rows, (batch + 1) * rows)
@@ -159,7 +160,7 @@ class Lean:
         """
         run, window = self._run, self._run.window
         if window is None or window.updating or rows is None:
-            return net(*args, **kwargs)
+            return run.auto.clock.rollout_call(lambda: net(*args, **kwargs), site)
         wrapper = run.reductions.classify(net, rollout=True)
         self.layout.check(wrapper)
         if not wrapper.refusal:
@@ -176,10 +177,17 @@ class Lean:
             capture.probe(window, wrapper, net, args, kwargs)
         window.probed = True
         keys = [(window.base + row, at, site) for row, at, _ in keys_of(rows, step, site)]
-        return keep.rollout_call(
-            window, wrapper, net, keys, args, kwargs,
-            budget=run.budget.bytes, host=run.host, sizes=run.sizes, measure=run.report.follows(window),
-        )  # fmt: skip
+        if run.auto.probing and not wrapper.refusal:
+            run.auto.probe(window, wrapper, net, keys, args, kwargs, run.sizes, run.turns)
+        try:
+            return keep.rollout_call(
+                window, wrapper, net, keys, args, kwargs,
+                budget=run.budget.bytes, host=run.host, sizes=run.sizes, measure=run.report.follows(window),
+            )  # fmt: skip
+        except LeanError as error:
+            if not run.auto.survives(error, window, wrapper):
+                raise
+        return net(*args, **kwargs)  # only here the failed call's memory is free again
 
     def policy_call(
         self, net: nn.Module, rows: Any, steps: Any, /, *args: Any, site: str = "cond", **kwargs: Any
@@ -194,8 +202,11 @@ class Lean:
             What the network returns; its gradient goes to the cut, or, for rows that are not held, through the network.
         """
         run, window = self._run, self._run.window
-        if rows is None or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return net(*args, **kwargs)
+        run.auto.update_call()
+        if rows is None:
+            return run.auto.clock.native_call(lambda: net(*args, **kwargs))
         over, due = run.turns.next()
         if window is None or not window.updating:
             return run.native(net, args, kwargs, due)
@@ -249,6 +260,7 @@ class Lean:
                 run.settling.settle(window, wrapper, net, last=True)
         run.turns.update_over()
         run.reductions.finish(model, flush)
+        run.auto.update_over()
         if window is not None and window.updating:
             run.leave_window(None, flush)
 

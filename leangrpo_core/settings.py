@@ -6,19 +6,19 @@ import math
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import LeanError
 
-SCHEDULES = ("retain", "recompute")
+SCHEDULES = ("retain", "recompute", "auto")
 SYNCS = ("upstream", "group", "late")
 ORDERS = ("held-first", "upstream")
 INPUTS = ("exact", "rounded")
 LAYOUTS = ("native", "shared")
 UPDATES = ("faithful", "on-policy")
 ALLOWED = {
-    "schedule": " or ".join(SCHEDULES),
+    "schedule": ", ".join(SCHEDULES[:-1]) + " or " + SCHEDULES[-1],
     "budget_gb": "measured, unlimited, or a number of gigabytes (1e9 bytes) per rank, 0 or more",
     "offload_gb": "unlimited, or a number of gigabytes (1e9 bytes) of host memory per rank, 0 or more",
     "sync": ", ".join(SYNCS[:-1]) + " or " + SYNCS[-1],
@@ -37,7 +37,8 @@ class Settings:
     """Read once per process.
 
     Attributes:
-        schedule: `retain` keeps the graphs of the rollout; `recompute` is upstream's own behaviour, the off switch.
+        schedule: `retain` keeps the graphs of the rollout; `recompute` is upstream's own behaviour, the off switch;
+            `auto` measures the first window and one kept call, and chooses.
         budget_gb: gigabytes (1e9 bytes) of kept graphs a rank may hold at a time; `inf` is unlimited, None measured.
         offload_gb: gigabytes of host memory for graphs beyond that budget; 0 recomputes them, `inf` is unlimited.
         sync: `upstream` reduces gradients over the ranks as often as upstream does; `late` once per update under FSDP1
@@ -50,6 +51,7 @@ class Settings:
         layout: `native`, each rank draws all samples of its prompts, or `shared`, ranks share the samples of a prompt.
         updates: `faithful` trains a rollout's samples in upstream's updates; `on-policy` draws each update's samples
             by the policy as it is then, which is another algorithm.
+        given: names of the settings that somebody has set, be it to their defaults: `auto` leaves those alone.
     """
 
     schedule: str = "retain"
@@ -61,6 +63,7 @@ class Settings:
     offload_gb: float = 0.0
     layout: str = "native"
     updates: str = "faithful"
+    given: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
     def budget_bytes(self) -> float | None:
@@ -138,7 +141,7 @@ def parse(values: Mapping[str, str]) -> Settings:
     offload = _number("offload_gb", values["offload_gb"]) if "offload_gb" in values else 0.0
     if offload is None:
         raise _refuse("offload_gb", values["offload_gb"])
-    return Settings(budget_gb=budget, audit=audit, offload_gb=offload, **chosen)
+    return Settings(budget_gb=budget, audit=audit, offload_gb=offload, given=frozenset(values), **chosen)
 
 
 def read_file(path: Path) -> dict[str, str]:

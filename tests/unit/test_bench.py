@@ -1,6 +1,7 @@
 """What a bench makes of recorded rollouts."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from leangrpo_tools.rehearsal import bench, timing
 from leangrpo_tools.rehearsal.base import Config
 from leangrpo_tools.rehearsal.compare import Run
+from leangrpo_tools.rehearsal.rehearse import find_script
 from leangrpo_tools.rehearsal.timing import COSTS, BenchReport, Timing
 
 
@@ -41,6 +43,33 @@ def test_ratio_and_bound() -> None:
     row = next(line for line in report.render().splitlines() if "retain" in line)
     assert row.split() == ["retain", "3.20", "1.25", "1.33", "10", "12", "1.00", "1.00", "1.00", "2"]
     assert json.loads(json.dumps(report.to_json()))["timings"][1]["bound"] == pytest.approx(4 / 3)
+
+
+def test_what_auto_has_chosen(tmp_path: Path) -> None:
+    """Its first eight rollouts are not counted, and its lines stand below the table."""
+    log = tmp_path / "rank0.out"
+    log.write_text("[leangrpo] auto: retain: why\nother\n[leangrpo] window 1: kept\n[leangrpo] auto: compares\n")
+    found = Timing("auto", said=timing._choices(log))
+    assert found.said == ["retain: why", "compares"]
+    updates = [[update(float(k), k, k, spent=float(k)) | {"cpu": k / 2}] for k in range(10)]
+    timing._add(found, Run(updates, [{"peak_rss_bytes": 7}]), 1, timing.AUTO_SKIPS)
+    assert found.seconds == [8.0, 9.0] and found.cpu == [4.0, 4.5]
+    native = Timing("native", [9.0], {"no_grad": 1, "grad": 1}, {k: [2.0] for k in COSTS})
+    report = BenchReport("x", "y", Config(schedule="auto"), 1, [native, found])
+    assert report.render().endswith("\nretain: why\ncompares")
+
+
+def test_what_auto_trains_where_upstreams_order_may_change() -> None:
+    """No native run can be given the order of a run that is yet to choose."""
+    for name, options, comparable in (
+        ("flowgrpo_sd3", (), False), ("flowgrpo_sd3", (("order", "upstream"),), True), ("trl_ddpo", (), False),
+        ("dancegrpo_flux", (), True), ("mini", (), True),
+    ):  # fmt: skip
+        script = find_script(name)
+        assert (
+            script.incomparable(script.configure(schedule="auto", options=options, updates_per_rollout=2)) is None
+        ) == comparable
+        assert script.incomparable(script.configure(schedule="retain", options=options, updates_per_rollout=2)) is None
 
 
 def test_on_the_example() -> None:

@@ -125,7 +125,7 @@ def verify_command(
     script: Annotated[str, typer.Option(metavar="S", help="The training script to rehearse.")],
     tree: Annotated[Path | None, typer.Option(metavar="DEST", help="A patched tree; default: a fresh one.")] = None,
     source: Source = None,
-    schedule: Annotated[str, typer.Option(help="retain, or recompute (upstream's own behaviour).")] = "retain",
+    schedule: Annotated[str, typer.Option(help="retain, recompute (upstream's own behaviour) or auto.")] = "retain",
     sync: Annotated[str, typer.Option(help="The patched run's LEANGRPO_SYNC: upstream, group or late.")] = "upstream",
     ranks: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     updates: Annotated[int, typer.Option(min=1, help="Optimizer updates to compare.")] = 4,
@@ -170,6 +170,7 @@ def bench_command(
     tree: Annotated[Path | None, typer.Option(metavar="DEST", help="A patched tree; default: a fresh one.")] = None,
     source: Source = None,
     repeat: Annotated[int, typer.Option(min=1, help="Processes per way of running.")] = 3,
+    schedule: Annotated[str, typer.Option(help="retain or auto (which is timed beside retain).")] = "retain",
     sync: Annotated[str, typer.Option(help="The patched run's LEANGRPO_SYNC.")] = "upstream",
     ranks: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 1,
     updates_per_rollout: Annotated[int, typer.Option(min=1, help="Optimizer updates per rollout.")] = 2,
@@ -188,7 +189,7 @@ def bench_command(
         from leangrpo_tools.rehearsal import bench
 
         report = bench(
-            name, script=script, tree=tree, source=source, repeat=repeat, ranks=ranks, sync=sync,
+            name, script=script, tree=tree, source=source, repeat=repeat, ranks=ranks, sync=sync, schedule=schedule,
             updates_per_rollout=updates_per_rollout, precision=precision, checkpointing=checkpointing, budget=budget,
             options=_options(option),
         )  # fmt: skip

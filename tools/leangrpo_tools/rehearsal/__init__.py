@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from leangrpo_tools.rehearsal.trees import Trees
 
 TIMEOUT_S = 120.0
-SCHEDULES = ("retain", "recompute")
+SCHEDULES = ("retain", "recompute", "auto")
 SYNCS = ("upstream", "group", "late")
 PRECISIONS = ("fp32", "bf16")
 OVERRULED = [
@@ -55,7 +55,7 @@ def verify(
         name: the upstream, in any case.
         script: the script's name in the recipe.
         tree: a patched checkout to rehearse; by default a fresh one, made from the cache or `source`.
-        schedule: the patched run's, `retain` or `recompute`.
+        schedule: the patched run's, `retain`, `recompute` or `auto`.
         sync: the patched run's LEANGRPO_SYNC, `upstream`, `group` or `late`.
         ranks: processes.
         updates: optimizer updates to compare.
@@ -102,23 +102,26 @@ def bench(
     checkpointing: bool = False,
     budget: str = "unlimited",
     sync: str = "upstream",
+    schedule: str = "retain",
     options: Sequence[tuple[str, str]] = (),
 ) -> BenchReport:
     """Times one script natively and patched, in turn; see :func:`verify` for what the arguments mean.
 
     Args:
         repeat: processes per way of running; each counts the rollouts after its first.
+        schedule: what is timed beside native and `recompute`; with `auto` also `retain`, and only the rollouts after it
+            has chosen count.
 
     Raises LG401 when upstream's script cannot be run here, LG403 for a configuration it does not have.
     """
-    _check("retain", sync, precision, budget)
+    _check(schedule, sync, precision, budget)
     with _both_trees(name, script, tree, source, None) as (shared, found, say):
         from leangrpo_tools.rehearsal.rehearse import find_script
         from leangrpo_tools.rehearsal.timing import measure
 
         config = find_script(found.rehearsal).configure(
             ranks=ranks, updates_per_rollout=updates_per_rollout, precision=precision, checkpointing=checkpointing,
-            budget_gb=budget, sync=sync, options=tuple(options),
+            budget_gb=budget, sync=sync, schedule=schedule, options=tuple(options),
         )  # fmt: skip
         return measure(
             found.rehearsal, found.native, found.patched, config, session=shared, upstream=found.upstream,

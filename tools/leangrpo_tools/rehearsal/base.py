@@ -156,6 +156,10 @@ class Script:
         """A reason why this configuration cannot be rehearsed, or None."""
         return None
 
+    def incomparable(self, config: Config) -> str | None:
+        """A reason why the patched run trains other samples than a native one, so can only be timed, or None."""
+        return None
+
     def prepare(self, workdir: Path, config: Config) -> None:
         """In a child, once per variant: writes checkpoints and data under `workdir`. Same bytes for every variant."""
 

@@ -55,7 +55,7 @@ class Recorder:
         self._backward = False
         self._started: float | None = None
         self._ended = 0.0
-        self._last = 0.0
+        self._last = self._cpu = 0.0
         out.mkdir(parents=True, exist_ok=True)
         self._progress = os.open(out / "progress", os.O_CREAT | os.O_WRONLY)
 
@@ -116,6 +116,7 @@ class Recorder:
             raise StopRehearsal
         if self._started is None:
             self._started = self._last = time.perf_counter()
+            self._cpu = time.process_time()
         if not any(module is known for known in self._modules):
             self._modules.append(module)
         self.forwards["grad" if torch.is_grad_enabled() else "no_grad"] += 1
@@ -208,13 +209,14 @@ class Recorder:
         now = time.perf_counter()
         payload = {
             "grads": self._grads, "weights": weights, "notes": self.notes, "seconds": now - self._last,
+            "cpu": time.process_time() - self._cpu,
             "forwards": dict(self.forwards), "collectives": dict(self.collectives), "spent": dict(self.spent),
         }  # fmt: skip
         torch.save(payload, self.out / f"update{self.done}.pt")
         if self.follow is not None:
             self._adopt(parameters, torch.load(self.follow / f"update{self.done}.pt", weights_only=True)["weights"])
         self._grads, self.notes, self._ended = None, {}, now
-        self._last = time.perf_counter()
+        self._last, self._cpu = time.perf_counter(), time.process_time()
         self.done += 1
         self._beat("optimizer step")
 

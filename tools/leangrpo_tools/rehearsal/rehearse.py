@@ -37,6 +37,10 @@ def rehearse(
     module = full_name(module)
     script = find_script(module)
     check(script, config)
+    reason = script.incomparable(config)
+    if reason:
+        raise KitError("LG403", f"{script.name}: {reason}", cause="both trees must train the same samples",
+                       fix="bench-patch times it; see verify-patch --help")  # fmt: skip
     say("importing torch and diffusers")
     session.server.preload(script.preload)
     stage = Stage(session.server, script, module, config, session.folder(), inject, timeout_s)

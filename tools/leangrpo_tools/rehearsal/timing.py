@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from leangrpo_tools.rehearsal.session import Session
 
 ROLLOUTS = 3
 """Rollouts per process; the first one warms up and is not counted."""
+AUTO_SKIPS, AUTO_ROLLOUTS = 8, 10
+"""Where the run itself chooses: a native rollout, one with the probe, and six that may be compared are not counted."""
 COSTS = ("no_grad", "grad", "backward")
 
 
@@ -30,6 +32,12 @@ class Timing:
     calls: dict[str, float] = dataclasses.field(default_factory=dict)
     costs: dict[str, list[float]] = dataclasses.field(default_factory=lambda: {kind: [] for kind in COSTS})
     peak_rss_bytes: int = 0
+    cpu: list[float] = dataclasses.field(default_factory=list)
+    """Of the same rollouts the processor's seconds, which other programs of the machine disturb less."""
+    held_bytes: int = 0
+    """The most that kept graphs took on a rank."""
+    said: list[str] = dataclasses.field(default_factory=list)
+    """Of `auto`: what it has chosen, each time."""
 
     @property
     def median(self) -> float:
@@ -71,7 +79,7 @@ class BenchReport:
                 {
                     "name": item.name, "median_s": item.median, "seconds": item.seconds, "ratio": self.ratio(item),
                     "bound": self.bound(item), "calls": item.calls, "peak_rss_bytes": item.peak_rss_bytes,
-                    "costs_s": {kind: item.cost(kind) for kind in COSTS},
+                    "cpu_s": item.cpu, "costs_s": {kind: item.cost(kind) for kind in COSTS}, "said": item.said,
                 }
                 for item in self.timings
             ],
@@ -107,21 +115,31 @@ class BenchReport:
         widths = [max(len(row[column]) for row in rows) for column in range(len(names))]
         lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
         bound = "bound: the ratio if nothing but the removed forwards changed, from the seconds measured natively here"
-        return "\n".join([head, "", *lines, "", bound])
+        said = [line for item in self.timings for line in item.said]
+        return "\n".join([head, "", *lines, "", bound, *said])
 
 
 def measure(
     module: str, native: Path, patched: Path, config: Config, *, session: Session, upstream: str, repeat: int,
-    say: Callable[[str], None] = lambda text: None,
+    only: Sequence[str] = (), say: Callable[[str], None] = lambda text: None,
 ) -> BenchReport:  # fmt: skip
-    """Runs native, recompute and the chosen schedule in turn, `repeat` times. Raises LG401 and LG403 as a rehearsal."""
+    """Runs native, recompute and the chosen schedule in turn, `repeat` times; or `only` those of them.
+
+    Raises LG401 and LG403 as a rehearsal.
+    """
     module = full_name(module)
     script = find_script(module)
     config = dataclasses.replace(config, updates=ROLLOUTS * config.updates_per_rollout)
     check(script, config)
     say("importing torch and diffusers")
     session.server.preload(script.preload)
-    ways = {"native": config, "recompute": dataclasses.replace(config, schedule="recompute"), config.schedule: config}
+    others = ("recompute", "retain") if config.schedule == "auto" else ("recompute",)
+    ways = {name: dataclasses.replace(config, schedule=name) for name in others}
+    ways = {"native": config} | ways | {config.schedule: config}
+    ways = {name: chosen for name, chosen in ways.items() if not only or name in only}
+    if "auto" in ways:
+        updates = AUTO_ROLLOUTS * config.updates_per_rollout
+        ways["auto"] = dataclasses.replace(config, updates=updates)
     timings = {name: Timing(name) for name in ways}
     assets: Path | None = None
     for turn in range(repeat):
@@ -131,20 +149,33 @@ def measure(
             if assets is None:
                 stage.prepare()
                 assets = stage.assets
+            skipped = AUTO_SKIPS if name == "auto" else 1
             variant = "native" if name == "native" else "patched"
-            exits = stage.run(variant, native if name == "native" else patched, config.updates)
+            exits = stage.run(variant, native if name == "native" else patched, chosen.updates)
             stage.require(variant, exits)
-            _add(timings[name], compare.load(stage.out(variant), config.ranks), config.updates_per_rollout)
+            _add(timings[name], compare.load(stage.out(variant), config.ranks), config.updates_per_rollout, skipped)
+            held = [int(window["peak_held_bytes"]) for rank in stage.windows(variant) for window in rank]
+            timings[name].held_bytes = max(timings[name].held_bytes, *held, 0)
+            if name == "auto":
+                timings[name].said += _choices(stage.logs(variant) / "rank0.out")
             shutil.rmtree(stage.out(variant))
     return BenchReport(upstream, script.name, config, repeat, list(timings.values()))
 
 
-def _add(timing: Timing, run: compare.Run, per_rollout: int) -> None:
-    """The rollouts of one process after its first."""
-    for first in range(per_rollout, len(run.updates), per_rollout):
+def _choices(log: Path) -> list[str]:
+    mark = "[leangrpo] auto: "
+    return [line[len(mark) :] for line in log.read_text(errors="replace").splitlines() if line.startswith(mark)]
+
+
+def _add(timing: Timing, run: compare.Run, per_rollout: int, skipped: int = 1) -> None:
+    """The rollouts of one process after those that are skipped."""
+    for first in range(skipped * per_rollout, len(run.updates), per_rollout):
         part = run.updates[first : first + per_rollout]
         timing.seconds.append(
             max(sum(float(update[rank]["seconds"]) for update in part) for rank in range(len(part[0])))
+        )
+        timing.cpu.append(
+            max(sum(float(update[rank].get("cpu", 0)) for update in part) for rank in range(len(part[0])))
         )
         before, after = run.updates[first - 1][0], part[-1][0]
         timing.calls = {kind: after["forwards"].get(kind, 0) - before["forwards"].get(kind, 0) for kind in COSTS[:2]}

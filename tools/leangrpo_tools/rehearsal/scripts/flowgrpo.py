@@ -93,6 +93,12 @@ class FlowGRPO(Script):
             return "no step is trained"
         return None
 
+    def incomparable(self, config: Config) -> str | None:
+        """Whether held samples come first depends on what `auto` chooses."""
+        if config.schedule == "auto" and self.reordered(config):
+            return "auto trains held samples first only where it holds some: add --option order=upstream"
+        return None
+
     def pipeline(self, folder: Path, config: Config) -> None:
         """In a child: writes the tiny pipeline."""
         raise NotImplementedError

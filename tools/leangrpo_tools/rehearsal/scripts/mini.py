@@ -12,13 +12,13 @@ REWARDS = "mini_grpo.rewards"
 
 
 class Mini(Script):
-    """One double and two single blocks of width 64. It makes its own model and data."""
+    """One double and two single blocks of width 64 (options `layers`, `width`). It makes its own model and data."""
 
     name = "train"
     path = "mini_grpo/train.py"
     policy = ("diffusers:FluxTransformer2DModel",)
     preload = ("torch", "torch.distributed.fsdp", "diffusers:FluxTransformer2DModel")
-    options = ("eval_every", "learning_rate")
+    options = ("eval_every", "learning_rate", "width", "layers")
 
     def supports(self, config: Config) -> str | None:
         """Updates per rollout have to divide the samples, which the trainer demands too."""
@@ -33,7 +33,8 @@ class Mini(Script):
             "gradient_accumulation_steps": config.accumulation, "sampling_steps": config.steps,
             "timestep_fraction": config.fraction, "learning_rate": config.option("learning_rate", "1e-3"),
             "eval_every": config.option("eval_every", "1"), "eval_steps": config.steps + 2, "eval_prompts": 1,
-            "width": 64, "layers": 1, "ema_decay": 0.9 if config.ema else 0.0,
+            "width": config.option("width", "64"), "layers": config.option("layers", "1"),
+            "ema_decay": 0.9 if config.ema else 0.0,
         }  # fmt: skip
         argv = [text for name, value in values.items() for text in (f"--{name}", str(value))]
         switches = {"--bf16": config.precision == "bf16", "--gradient_checkpointing": config.checkpointing}

@@ -119,6 +119,10 @@ class Ddpo(Script):
 
         after_import(TRAINER, flip)
 
+    def incomparable(self, config: Config) -> str | None:
+        """Whether permutations are drawn before the rollout depends on what `auto` chooses."""
+        return "auto draws permutations first only where it may hold samples" if config.schedule == "auto" else None
+
     def bound(self, config: Config) -> Bound:
         """Rows of one kept graph are spread over batches of the update, so sums are rounded in another order."""
         if config.schedule == "recompute":
