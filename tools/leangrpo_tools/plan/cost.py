@@ -1,7 +1,8 @@
 """The cost model: policy forwards and what they and their backwards cost, natively and without the recomputation.
 
-One policy forward costs 1 and its backward b. Per sample natively T + S(1 + b): T sampling steps without gradient, then
-S trained steps forward and backward. A replayed sample saves its S forwards. A reference policy's cost 1 each.
+One policy forward costs 1, with gradient g (1, unless measured), and its backward b. Per sample natively
+T + S(g + b): T sampling steps without gradient, then S trained steps forward and backward. A replayed sample saves its
+S forwards without gradient: those with gradient are made in the rollout instead. A reference policy's cost 1 each.
 Compute only (LeanGRPO, arXiv 2609.03528).
 """
 
@@ -36,6 +37,7 @@ class Rollout:
         passes: how often each trained sample is trained per rollout.
         reference: forwards of a reference policy, without gradient, per trained step.
         sampling_reference: the same per sampled step.
+        grad_forward: g.
     """
 
     samples: int
@@ -50,6 +52,7 @@ class Rollout:
     passes: int = 1
     reference: int = 0
     sampling_reference: int = 0
+    grad_forward: float = 1.0
 
     @property
     def visits(self) -> int:
@@ -99,9 +102,9 @@ class Rollout:
         """The same as calls of the network, each of which takes a batch of samples."""
         return {name: count * self.calls // self.batch for name, count in self.forwards(patched).items()}
 
-    def cost(self, replayed: int) -> float:
+    def cost(self, replayed: float) -> float:
         """Cost of a rollout and its updates, in policy forwards, with this many replayed samples."""
-        update = self.visits * self.trained_steps * (1 + self.backward)
+        update = self.visits * self.trained_steps * (self.grad_forward + self.backward)
         return self.samples * self.steps + self.reference_forwards + update - replayed * self.trained_steps
 
     @property

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from leangrpo_tools import data, yamlfile
 from leangrpo_tools.errors import KitError
+from leangrpo_tools.plan.networks import Made, Model, Strict
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class Flags(_Strict):
+class Flags(Strict):
     """Upstream's names (without the dashes) for the quantities a plan needs. None: upstream has no such flag."""
 
     prompts: str
@@ -28,11 +25,14 @@ class Flags(_Strict):
     checkpointed_share: str | None = None
     height: str | None = None
     width: str | None = None
+    frames: str | None = None
+    guidance: str | None = None
+    """Above 1 each call takes the unconditional input, too."""
     selected: str | None = None
     """How many of the generated samples are trained at all."""
 
 
-class Entries(_Strict):
+class Entries(Strict):
     """Names of the config's entries (`train.beta`) that a plan needs, for upstreams that keep settings in a config.
 
     A rollout on one rank is `batches` (times `repeats`) network batches of `rows` samples each.
@@ -72,7 +72,7 @@ class Entries(_Strict):
         return self
 
 
-class ConfigFacts(_Strict):
+class ConfigFacts(Strict):
     """Where upstream keeps its settings, if in a Python config."""
 
     file: str
@@ -86,29 +86,17 @@ class ConfigFacts(_Strict):
     entries: Entries
 
 
-class Model(_Strict):
-    """Sizes of the network that a script trains, for bytes by formula. Counts; `width` and tokens as in its blocks."""
+class Offers(Strict):
+    """What the runtime can do with a script beside `retain` with upstream's layout and updates."""
 
-    parameters: float
-    patch: int
-    """Pixels along each side of what becomes one token."""
-    text_tokens: int
-    """Text tokens that go through the blocks beside the image's."""
-    largest_unit: float = 0.0
-    """Parameters of the largest unit that is sharded on its own."""
-    root_parameters: float = 0.0
-    """Parameters outside all blocks."""
-    blocks: int = 0
-    width: int = 0
-    image_token_bytes: float = 0.0
-    """Without checkpointing: what autograd saves per image token and input."""
-    text_token_bytes: float = 0.0
-    call_bytes: float = 0.0
-    """The same per call, whatever its size: 16-bit copies of frozen weights."""
-    frames_per_latent: int = 1
+    reweight: bool = False
+    shared: bool = False
+    """LEANGRPO_LAYOUT=shared: the script draws whole prompt groups on every rank."""
+    on_policy: bool = False
+    """LEANGRPO_UPDATES=on-policy: advantages are taken within a prompt group."""
 
 
-class ScriptFacts(_Strict):
+class ScriptFacts(Strict):
     """One training script."""
 
     program: str
@@ -125,6 +113,8 @@ class ScriptFacts(_Strict):
     no_replay: str | None = None
     """Why nothing of this script can be replayed although its numbers can be planned."""
     model: Model | None = None
+    made: Made | None = None
+    """In place of `model`."""
     trained_parameters: float | None = None
     """Where not all of the model's are trained."""
     unreadable: str | None = None
@@ -143,15 +133,28 @@ class ScriptFacts(_Strict):
     """Network inputs per sample in one call with guidance."""
     rounded_under: list[str] = Field(default_factory=list)
     """Precisions under which upstream rounds the network's input between rollout and update."""
+    wrapper: Literal["fsdp", "ddp", "none"] | None = None
+    """Where it is not the upstream's."""
+    gathered_bytes: int = 4
+    """Of a weight, as FSDP gathers it."""
+    reduced_bytes: int = 4
+    """Of a gradient, as it is reduced."""
+    low_precision: bool = False
+    """Weights or their reduction are 16-bit, so the runtime reduces as upstream does, whatever LEANGRPO_SYNC says."""
+    offers: Offers | None = None
+    """Where they are not the upstream's."""
 
 
-class Facts(_Strict):
+class Facts(Strict):
     """One upstream's `plan.yaml`."""
 
     flags: Flags | None = None
     config: ConfigFacts | None = None
     defaults: dict[str, int | float | bool] = Field(default_factory=dict)
     """Defaults of the flags at the pin, for when a script's own source is not at hand."""
+    wrapper: Literal["fsdp", "ddp"] = "fsdp"
+    """What upstream wraps its networks in where there are several ranks."""
+    offers: Offers = Offers()
     scripts: dict[str, ScriptFacts]
 
     def flags_of(self, script: ScriptFacts) -> Flags:

@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from leangrpo_tools import recipe
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.plan import accelerate, launch, options, preset
-from leangrpo_tools.plan.cost import Rollout, backward_cost
-from leangrpo_tools.plan.facts import ConfigFacts, Entries, Facts, ScriptFacts
+from leangrpo_tools.plan import accelerate, launch, options, preset, presetsize
+from leangrpo_tools.plan.asked import Asked
+from leangrpo_tools.plan.choice import Case
+from leangrpo_tools.plan.cost import Rollout
+from leangrpo_tools.plan.facts import ConfigFacts, Entries, Facts, Offers, ScriptFacts
 from leangrpo_tools.plan.memory import Memory
+from leangrpo_tools.plan.predict import predict
 from leangrpo_tools.plan.preset import ConfigValues
+from leangrpo_tools.plan.presetsize import Blocked
 from leangrpo_tools.plan.report import Change, PlanReport
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the command line asks for; see `plan`."""
-
-    launch_file: Path | None
-    preset: str | None
-    script: str | None
-    overrides: list[str]
-    ranks: int | None
-    gpu_gb: float
-    other_gb: float
-
-
-@dataclass(frozen=True)
-class Blocked:
-    """Why nothing can be replayed; what would help, if anything, and whether that is a setting of the kit."""
-
-    why: str
-    help: str | None = None
-    meaning: str = ""
-    setting: bool = False
-
+from leangrpo_tools.plan.traffic import Wire
 
 _DEEPSPEED = Blocked(
     "the launch file starts DeepSpeed, whose engine the runtime leaves alone",
@@ -70,14 +50,15 @@ def plan(upstream: str, known: Facts, config: ConfigFacts, asked: Asked) -> Plan
         raise KitError("LG505", what, cause=f"{script.program} reads it and stops", fix=fix)
     started = accelerate.read(training.before, chosen.root) if training else None
     ranks = _ranks(asked, training, started, values)
-    blocked = _blocked(known.entries_of(script), values, script)
+    entries = known.entries_of(script)
+    blocked = presetsize.blocked(entries, values, script)
     if started is not None and started.deepspeed:
         blocked.append(_DEEPSPEED)
-    free = _size(known.entries_of(script), values, script, ranks)
+    free = asked.machine.measured(presetsize.size(entries, values, script, ranks))
     size = replace(free, replayable=not blocked)
-    memory = _memory(script, known.entries_of(script), values, free, asked)
-    lora = "lora" if _lora(known.entries_of(script), values) else "full"
-    checkpointed = 1.0 if script.always_checkpointed else 0.0
+    memory = presetsize.memory(script, entries, values, free, asked.machine)
+    case = _case(known, script, entries, values, size, ranks)
+    wire = Wire(script.gathered_bytes, script.reduced_bytes)
     return PlanReport(
         upstream=upstream,
         script=name,
@@ -87,13 +68,15 @@ def plan(upstream: str, known: Facts, config: ConfigFacts, asked: Asked) -> Plan
         patched=name in recipe.scripts_of(upstream),
         ranks=ranks,
         rollout=size,
-        training=lora,
-        checkpointed=checkpointed,
+        training="lora" if presetsize.lora(entries, values) else "full",
+        checkpointed=float(script.always_checkpointed),
         memory=None if blocked else memory,
+        table=predict(case, memory, asked.machine.speeds, wire),
+        speeds=asked.machine.speeds,
         leftover="carried",
         overridden={entry: value for entry, value in overrides},
         notes=_notes(training, script, values, ranks, blocked, overrides),
-        changes=_changes(config, known.entries_of(script), free, blocked, memory),
+        changes=_changes(config, entries, free, blocked, memory),
         settings=_remedies(free, blocked, memory, setting=True),
     )
 
@@ -141,99 +124,23 @@ def _ranks(asked: Asked, training: launch.Training | None, started, values: Conf
     raise KitError("LG503", "a preset does not say how many ranks there are", fix="say it: --ranks N")
 
 
-def _lora(entries: Entries, values: ConfigValues) -> bool:
-    return entries.lora is not None and values.switch(entries.lora)
-
-
-def _above(name: str | None, least: float, values: ConfigValues) -> bool:
-    return name is not None and values.number(name) > least
-
-
-def _blocked(entries: Entries, values: ConfigValues, script: ScriptFacts) -> list[Blocked]:
-    """Why nothing can be replayed, if so."""
-    found = [Blocked(script.no_replay)] if script.no_replay else []
-    if entries.guidance and entries.train_guidance:
-        sampled, trained = _above(entries.guidance, 1.0, values), values.switch(entries.train_guidance)
-        if sampled != trained:
-            with_it, without = ("rollout", "update") if sampled else ("update", "rollout")
-            why = (
-                f"with {entries.guidance} {values.number(entries.guidance):g} and {entries.train_guidance} {trained} "
-                f"the {with_it} evaluates the unconditional input and the {without} does not"
-            )
-            found.append(Blocked(why))
-    precision = values.text(entries.precision) if entries.precision and script.rounded_under else ""
-    if precision in script.rounded_under:
-        why = f"under {precision} upstream rounds the network's input between rollout and update"
-        meaning = "inputs that differ by that rounding alone are taken as equal; not upstream's bits"
-        found.append(Blocked(why, "LEANGRPO_INPUTS=rounded", meaning, setting=True))
-    return found
-
-
-def _size(entries: Entries, values: ConfigValues, script: ScriptFacts, ranks: int) -> Rollout:
-    """The rollout's size on one rank. Raises LG504, LG505, LG509."""
-    rows, group = values.whole(entries.rows), values.whole(entries.group)
-    if ranks * rows % group:
-        step = group // math.gcd(group, rows)
-        what = (
-            f"{ranks} ranks of {rows} samples ({entries.rows}) cannot be shared by groups of {group} ({entries.group})"
-        )
-        raise KitError("LG505", what, cause="upstream refuses to start so", fix=f"use a multiple of {step} ranks")
-    batches = values.whole(entries.batches) * (values.whole(entries.repeats) if entries.repeats else 1)
-    accumulation, passes = values.whole(entries.accumulation), values.whole(entries.passes)
-    steps = values.whole(entries.steps)
-    if accumulation > batches * passes:
-        what = f"{entries.accumulation} {accumulation} exceeds the {batches * passes} batches of a rollout"
-        cause = "most rollouts would then end without an update; upstream adds gradients up over several"
-        raise KitError("LG505", what, cause=cause, fix=f"use {batches * passes} or less")
-    guided = entries.guidance is None or _above(entries.guidance, 1.0, values)
-    return Rollout(
-        samples=batches * rows,
-        trained=batches * rows,
-        steps=steps,
-        trained_steps=_trained_steps(entries, values, steps),
-        accumulation=accumulation * rows,
-        backward=backward_cost("lora" if _lora(entries, values) else "full", float(script.always_checkpointed)),
-        batch=rows,
-        calls=script.calls if guided else 1,
-        passes=passes,
-        reference=int(_above(entries.reference, 0.0, values)),
-        sampling_reference=int(_above(entries.reward_reference, 0.0, values)),
-    )
-
-
-def _trained_steps(entries: Entries, values: ConfigValues, steps: int) -> int:
-    if entries.window:
-        window = values.whole(entries.window, least=0)
-        trained, rule = window or steps - 1, f"{entries.window} {window}"
-    else:
-        assert entries.fraction
-        trained, rule = int(steps * values.number(entries.fraction)), f"{entries.fraction}"
-    if not 1 <= trained <= steps:
-        what = f"{rule} of {steps} steps ({entries.steps}) trains {trained} steps"
-        raise KitError("LG505", what, fix=f"train at least 1 and at most {steps} steps")
-    return trained
-
-
-def _memory(script: ScriptFacts, entries: Entries, values: ConfigValues, size: Rollout, asked: Asked) -> Memory | None:
-    """Bytes under DDP by formula, where the model's sizes are known, for a LoRA in 16 bits."""
-    model, trained = script.model, script.trained_parameters
-    if model is None or trained is None or not entries.height or not entries.width:
-        return None
-    if not _lora(entries, values) or (entries.precision and values.text(entries.precision) not in ("fp16", "bf16")):
-        return None
-    guided = entries.guidance is not None and _above(entries.guidance, 1.0, values)
-    frames = values.whole(entries.frames) if entries.frames else 1
-    return Memory(
-        model,
-        trained,
-        ranks=1,
-        pixels=float(values.whole(entries.height) * values.whole(entries.width)),
-        gpu_bytes=1e9 * asked.gpu_gb,
-        other_bytes=1e9 * asked.other_gb,
-        sharded=False,
-        checkpointed=script.always_checkpointed,
-        inputs=size.batch * (script.guided_inputs if guided else 1),
-        frames=1 + (frames - 1) // model.frames_per_latent,
+def _case(known: Facts, script: ScriptFacts, entries: Entries, values: ConfigValues, size: Rollout, ranks: int) -> Case:
+    """What the kit's settings can do with it. Its sampler spreads each group over the ranks."""
+    offers: Offers = script.offers or known.offers
+    reweight = "" if offers.reweight else "the runtime does not do this for this script"
+    if size.reference or size.sampling_reference:
+        reweight = "a KL term to a reference policy is no multiple of the advantage"
+    elif size.batch > 1:
+        reweight = f"a call takes {size.batch} samples, and their gradients come out added up"
+    return Case(
+        size,
+        ranks,
+        script.wrapper or known.wrapper,
+        generations=values.whole(entries.group),
+        reweight=reweight,
+        shared="upstream's sampler spreads each group over the ranks already",
+        on_policy="advantages are taken over the whole rollout, so no update can start before its end",
+        late="upstream averages gradients once per update already",
     )
 
 

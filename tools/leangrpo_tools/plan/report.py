@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from leangrpo_tools.plan import tabletext
 from leangrpo_tools.plan.cost import Rollout
 from leangrpo_tools.plan.memory import Memory
+from leangrpo_tools.plan.predict import Speeds, Table
 
 ASSUMPTIONS = (
     "compute of the policy only: reward model, VAE, data and communication come on top and are not reduced",
@@ -40,6 +42,8 @@ class PlanReport:
     training: str
     checkpointed: float
     leftover: str
+    table: Table
+    speeds: Speeds
     memory: Memory | None = None
     preset: str | None = None
     """Where the settings are kept in a config: its file and function."""
@@ -78,6 +82,7 @@ class PlanReport:
             "network_calls": {"native": size.network_calls(False), "patched": size.network_calls(True)},
             "graphs_held": size.graphs,
             "memory": self._memory_json(),
+            "predicted": tabletext.to_json(self.table, self.memory, self.speeds),
             "backward_cost": size.backward,
             "training": self.training,
             "checkpointed_share": self.checkpointed,
@@ -178,6 +183,7 @@ class PlanReport:
         if self.settings:
             text += ["", "Settings of the kit that would change it:"]
             text += [f"  {change.flag}: ratio {change.ratio:.2f}; {change.meaning}" for change in self.settings]
+        text += tabletext.render(self.table, self.memory, self.speeds)
         text += ["", "Assumed:", *(f"  {line}" for line in ASSUMPTIONS)]
         if self.notes:
             text += ["", "Note:", *(f"  {line}" for line in self.notes)]

@@ -1,0 +1,70 @@
+"""How often a rank's weights are gathered and its gradients reduced in a rollout and its updates.
+
+Counted for the whole network: FSDP does so unit by unit. Natively every forward gathers the weights once, every
+backward gathers them once more and reduces the gradients once. A replayed call has no second forward. `late` walks all
+graphs that are held in one backward, and reduces once per update; native calls then gather as ever. DDP averages once
+per update: accelerate leaves the other backward passes of an update alone, and the runtime averages at the boundary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from leangrpo_tools.plan.choice import Case, Choice
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Bytes of a weight as it is gathered and of a gradient as it is reduced."""
+
+    gathered: int = 4
+    reduced: int = 4
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Collectives of a rank per rollout, each over the whole network."""
+
+    gathers: float = 0.0
+    reductions: float = 0.0
+    averages: float = 0.0
+
+    def bytes(self, parameters: float, trained: float, ranks: int, wire: Wire) -> float:
+        """Bytes that a rank receives. `trained` of the `parameters` have gradients."""
+        others = (ranks - 1) / ranks
+        gathered = self.gathers * wire.gathered * parameters
+        return others * (gathered + (self.reductions + 2 * self.averages) * wire.reduced * trained)
+
+
+def traffic(case: Case, choice: Choice, share: float) -> Traffic:
+    """What a choice communicates. `share`: of the samples that could be replayed, those that are."""
+    size = case.size
+    if case.ranks == 1 or case.wrapper == "none":
+        return Traffic()
+    if case.wrapper == "ddp":
+        return Traffic(averages=size.updates)
+    native = size.network_calls(patched=False)
+    saved = case.replayed(choice) * share * size.trained_steps * size.calls / size.batch
+    walks = _walks(case, choice) if saved else 0.0
+    backward = native["grad"] - saved + (saved if walks == 0 else min(walks, saved))
+    gathers = native["no_grad"] + native["grad"] - saved + backward
+    return Traffic(gathers, _reductions(case, choice, saved, share))
+
+
+def _walks(case: Case, choice: Choice) -> float:
+    """Backward passes through several graphs at once; 0 where each graph has its own."""
+    if choice.schedule != "retain" or choice.sync == "upstream":
+        return 0.0
+    free = case.size.updates if choice.updates == "on-policy" else 1
+    groups = free * case.groups(choice) if choice.sync == "group" else free
+    return max(groups, case.replayed(choice) / case.live(choice))
+
+
+def _reductions(case: Case, choice: Choice, saved: float, share: float) -> float:
+    size = case.size
+    calls = size.network_calls(patched=False)["grad"]
+    free = (size.updates if choice.updates == "on-policy" else 1) if saved else 0
+    if choice.sync != "upstream":
+        each = case.groups(choice) if choice.sync == "group" else 1
+        return min(size.updates * each + (free if share < 1 else 0), calls)
+    return calls if choice.schedule != "reweight" else calls - saved + free
