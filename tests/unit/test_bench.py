@@ -37,11 +37,11 @@ def test_ratio_and_bound() -> None:
     """Ten forwards of 0.1 s removed from 4 s leave 3 s at best."""
     native = Timing("native", [4.0, 4.0, 9.0], {"no_grad": 20, "grad": 12}, {k: [2.0] for k in COSTS}, 1)
     retain = Timing("retain", [3.2], {"no_grad": 10, "grad": 12}, {k: [1.0] for k in COSTS}, 2_000_000)
-    report = BenchReport("x", "y", Config(), 2, [native, retain])
+    report = BenchReport("x", "y", Config(), 2, [native, retain], predicted={"retain": 1.3})
     assert report.ratio(retain) == pytest.approx(1.25) and report.bound(retain) == pytest.approx(4 / 3)
     assert report.ratio(native) == report.bound(native) == 1.0
     row = next(line for line in report.render().splitlines() if "retain" in line)
-    assert row.split() == ["retain", "3.20", "1.25", "1.33", "10", "12", "1.00", "1.00", "1.00", "2"]
+    assert row.split() == ["retain", "3.20", "1.25", "1.30", "1.33", "10", "12", "1.00", "1.00", "1.00", "2"]
     assert json.loads(json.dumps(report.to_json()))["timings"][1]["bound"] == pytest.approx(4 / 3)
 
 
@@ -76,5 +76,9 @@ def test_on_the_example() -> None:
     report = bench("mini", script="train", repeat=1, updates_per_rollout=1)
     assert [item.name for item in report.timings] == ["native", "recompute", "retain"]
     native, recompute, retain = report.timings
+    # 24 forwards without gradient and 12 with, of which retain saves 12: natively 24 + 12 (g + b) and the rest
+    spent = {kind: native.cost(kind) / native.calls["no_grad" if kind == "no_grad" else "grad"] for kind in COSTS}
+    assert report.predicted["retain"] == pytest.approx(native.median / (native.median - 12 * spent["no_grad"]))
+    assert report.predicted["native"] == 1 and retain.graph_bytes == pytest.approx(4.92e6, rel=0.01)
     assert native.calls == recompute.calls and retain.calls["no_grad"] < native.calls["no_grad"]
     assert all(len(item.seconds) == 2 and all(cost > 0 for cost in item.costs["backward"]) for item in report.timings)

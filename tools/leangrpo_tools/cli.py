@@ -171,12 +171,16 @@ def bench_command(
     source: Source = None,
     repeat: Annotated[int, typer.Option(min=1, help="Processes per way of running.")] = 3,
     schedule: Annotated[str, typer.Option(help="retain or auto (which is timed beside retain).")] = "retain",
+    rollouts: Annotated[int, typer.Option(min=2, help="Rollouts of each; the first is not counted.")] = 3,
     sync: Annotated[str, typer.Option(help="The patched run's LEANGRPO_SYNC.")] = "upstream",
     ranks: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 1,
     updates_per_rollout: Annotated[int, typer.Option(min=1, help="Optimizer updates per rollout.")] = 2,
     precision: Annotated[str, typer.Option(help="fp32 or bf16 (autocast).")] = "fp32",
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="With activation checkpointing.")] = False,
     budget: Annotated[str, typer.Option(metavar="GB", help="The patched run's LEANGRPO_BUDGET_GB.")] = "unlimited",
+    clock: Annotated[
+        str, typer.Option(help="wall, or cpu: seconds of the process, where the machine does other things.")
+    ] = "wall",
     option: Annotated[
         list[str] | None, typer.Option(metavar="O=VALUE", help="An option of this script alone; may be repeated.")
     ] = None,
@@ -189,9 +193,10 @@ def bench_command(
         from leangrpo_tools.rehearsal import bench
 
         report = bench(
-            name, script=script, tree=tree, source=source, repeat=repeat, ranks=ranks, sync=sync, schedule=schedule,
+            name, script=script, tree=tree, source=source, repeat=repeat, rollouts=rollouts, ranks=ranks, sync=sync,
+            schedule=schedule,
             updates_per_rollout=updates_per_rollout, precision=precision, checkpointing=checkpointing, budget=budget,
-            options=_options(option),
+            clock=clock, options=_options(option),
         )  # fmt: skip
         out.done(report, show.rehearsed)
 
@@ -220,16 +225,43 @@ def plan_command(
     other_gb: Annotated[
         float, typer.Option(min=0, metavar="GB", help="What else stays on it: VAE, text encoders, reward model.")
     ] = 0.0,
+    host_gb: Annotated[
+        float, typer.Option(min=0, metavar="GB", help="Host memory per GPU for graphs that have no room on it.")
+    ] = 0.0,
+    tflops: Annotated[
+        float, typer.Option(min=0.001, help="What a forward reaches, in 1e12 operations per second.")
+    ] = 300.0,
+    link_gb: Annotated[
+        float, typer.Option(min=0.001, metavar="GB", help="What a GPU receives from the others per second.")
+    ] = 200.0,
+    host_link_gb: Annotated[
+        float, typer.Option(min=0.001, metavar="GB", help="What goes between a GPU and its host per second.")
+    ] = 20.0,
+    forward_seconds: Annotated[
+        float | None,
+        typer.Option(min=1e-9, metavar="S", help="Measured: a sample's forward; then --tflops is not used."),
+    ] = None,
+    grad_forward: Annotated[
+        float | None, typer.Option(min=0.01, help="Measured: a forward with gradient costs so many without (1).")
+    ] = None,
+    backward: Annotated[
+        float | None, typer.Option(min=0.01, help="Measured: a backward costs so many forwards without gradient.")
+    ] = None,
+    rest_seconds: Annotated[
+        float, typer.Option(min=0, metavar="S", help="Measured: what else a rollout and its updates take.")
+    ] = 0.0,
     json: Json = None,
 ) -> None:
-    """Say what a launch file or preset would gain, before anything is patched."""
+    """Say what a launch file or preset would gain and what to set, before anything is patched."""
     from leangrpo_tools import show
 
     with show.outcome(json) as out:
-        from leangrpo_tools.plan import plan
+        from leangrpo_tools.plan import Machine, Speeds, plan
 
+        speeds = Speeds(tflops, link_gb, forward_seconds, rest_seconds, host_link_gb)
+        machine = Machine(gpu_gb, other_gb, host_gb, speeds, grad_forward, backward)
         report = plan(
-            name, launch, ranks, gpu_gb, other_gb, preset=preset, script=script, overrides=set_ or (),
+            name, launch, ranks, preset=preset, script=script, overrides=set_ or (), machine=machine,
         )  # fmt: skip
         out.done(report, show.planned)
 

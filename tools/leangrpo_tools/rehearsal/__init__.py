@@ -22,6 +22,7 @@ TIMEOUT_S = 120.0
 SCHEDULES = ("retain", "recompute", "auto")
 SYNCS = ("upstream", "group", "late")
 PRECISIONS = ("fp32", "bf16")
+CLOCKS = ("wall", "cpu")
 OVERRULED = [
     f"LEANGRPO_{name}"
     for name in ("SCHEDULE", "BUDGET_GB", "OFFLOAD_GB", "SYNC", "ORDER", "INPUTS", "LAYOUT", "UPDATES")
@@ -96,6 +97,7 @@ def bench(
     tree: Path | str | None = None,
     source: str | None = None,
     repeat: int = 3,
+    rollouts: int = 3,
     ranks: int = 1,
     updates_per_rollout: int = 2,
     precision: str = "fp32",
@@ -103,29 +105,34 @@ def bench(
     budget: str = "unlimited",
     sync: str = "upstream",
     schedule: str = "retain",
+    clock: str = "wall",
     options: Sequence[tuple[str, str]] = (),
 ) -> BenchReport:
     """Times one script natively and patched, in turn; see :func:`verify` for what the arguments mean.
 
     Args:
-        repeat: processes per way of running; each counts the rollouts after its first.
+        repeat: processes per way of running.
+        rollouts: of each process, of which the first is not counted.
         schedule: what is timed beside native and `recompute`; with `auto` also `retain`, and only the rollouts after it
             has chosen count.
+        clock: `wall` seconds, or `cpu` seconds of each rank, which other work on the machine hardly changes.
 
     Raises LG401 when upstream's script cannot be run here, LG403 for a configuration it does not have.
     """
     _check(schedule, sync, precision, budget)
+    if clock not in CLOCKS:
+        raise KitError("LG403", f"--clock {clock}", cause=f"allowed: {', '.join(CLOCKS)}", fix="bench-patch --help")
     with _both_trees(name, script, tree, source, None) as (shared, found, say):
         from leangrpo_tools.rehearsal.rehearse import find_script
         from leangrpo_tools.rehearsal.timing import measure
 
         config = find_script(found.rehearsal).configure(
             ranks=ranks, updates_per_rollout=updates_per_rollout, precision=precision, checkpointing=checkpointing,
-            budget_gb=budget, sync=sync, schedule=schedule, options=tuple(options),
+            budget_gb=budget, sync=sync, schedule=schedule, clock=clock, options=tuple(options),
         )  # fmt: skip
         return measure(
             found.rehearsal, found.native, found.patched, config, session=shared, upstream=found.upstream,
-            repeat=repeat, say=say,
+            repeat=repeat, rollouts=rollouts, say=say,
         )  # fmt: skip
 
 

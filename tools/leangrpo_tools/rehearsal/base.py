@@ -41,6 +41,8 @@ class Config:
     steps: int = 6
     fraction: float = 0.6
     seed: int = 42
+    clock: str = "wall"
+    """What is timed: `wall` seconds, or `cpu` seconds of the process, on a machine that does other things, too."""
     options: tuple[tuple[str, str], ...] = ()
     """Further options a single script understands, as (name, value); `Script.options` lists them."""
 
@@ -174,6 +176,10 @@ class Script:
     def across_ranks(self, config: Config) -> bool:
         """Whether the patched run draws samples on other ranks than the native one: rewards are compared over all."""
         return False
+
+    def planned(self, workdir: Path, config: Config) -> Sequence[str]:
+        """The words after the script in a launch line that `leangrpo plan` can read for this rehearsal."""
+        return self.launch(workdir, config).argv
 
     def install(self, context: Context) -> None:
         """In a child, last thing before the script starts: script-specific stand-ins (the reward, data loaders)."""

@@ -11,6 +11,7 @@ import os
 import runpy
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ def _start(job: dict[str, Any], out: Path) -> None:
     shims.install(config.precision, Path(job["store"]), job["timeout_s"] + 60)
     stubs.install(script.stubs, always=("wandb",))
     recorder = Recorder(out, job["updates"], Path(job["follow"]) if job["follow"] else None)
+    recorder.clock = time.process_time if config.clock == "cpu" else time.perf_counter
     context = Context(job["rank"], config.ranks, job["variant"], config, workdir, tree, recorder)
     recorder.average = script.averaged(config) and not context.patched
     script.install(context)

@@ -43,6 +43,8 @@ class Recorder:
         self.updates = updates
         self.follow = follow
         self.average = False
+        self.clock = time.perf_counter
+        """Seconds; `time.process_time` where other processes are busy on the machine."""
         self.done = 0
         self.forwards: Counter[str] = Counter()
         self.collectives: Counter[str] = Counter()
@@ -101,13 +103,13 @@ class Recorder:
             if self._depth == 0:
                 self._enter_forward(module)
             self._depth += 1
-            kind, began = "grad" if torch.is_grad_enabled() else "no_grad", time.perf_counter()
+            kind, began = "grad" if torch.is_grad_enabled() else "no_grad", self.clock()
             try:
                 return original(module, *args, **kwargs)
             finally:
                 self._depth -= 1
                 if self._depth == 0 and not self._backward:  # checkpointing calls no whole network in a backward
-                    self.spent[kind] += time.perf_counter() - began
+                    self.spent[kind] += self.clock() - began
 
         cls.forward = forward  # type: ignore[attr-defined]
 
@@ -115,7 +117,7 @@ class Recorder:
         if self.done >= self.updates:
             raise StopRehearsal
         if self._started is None:
-            self._started = self._last = time.perf_counter()
+            self._started = self._last = self.clock()
             self._cpu = time.process_time()
         if not any(module is known for known in self._modules):
             self._modules.append(module)
@@ -127,13 +129,13 @@ class Recorder:
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            self._backward, outer, began = True, self._backward, time.perf_counter()
+            self._backward, outer, began = True, self._backward, self.clock()
             try:
                 return original(*args, **kwargs)
             finally:
                 self._backward = outer
                 if not outer:
-                    self.spent["backward"] += time.perf_counter() - began
+                    self.spent["backward"] += self.clock() - began
 
         torch.autograd.backward = backward  # type: ignore[assignment]
 
@@ -206,7 +208,7 @@ class Recorder:
             for name, parameter in self._named(parameters)
             for part, span in _parts(name, parameter)
         }
-        now = time.perf_counter()
+        now = self.clock()
         payload = {
             "grads": self._grads, "weights": weights, "notes": self.notes, "seconds": now - self._last,
             "cpu": time.process_time() - self._cpu,
@@ -216,7 +218,7 @@ class Recorder:
         if self.follow is not None:
             self._adopt(parameters, torch.load(self.follow / f"update{self.done}.pt", weights_only=True)["weights"])
         self._grads, self.notes, self._ended = None, {}, now
-        self._last, self._cpu = time.perf_counter(), time.process_time()
+        self._last, self._cpu = self.clock(), time.process_time()
         self.done += 1
         self._beat("optimizer step")
 

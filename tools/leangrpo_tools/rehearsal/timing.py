@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from leangrpo_tools.rehearsal import compare
+from leangrpo_tools.rehearsal import compare, planned
 from leangrpo_tools.rehearsal.base import Config
 from leangrpo_tools.rehearsal.rehearse import check, find_script, full_name
 from leangrpo_tools.rehearsal.runs import Stage
 from leangrpo_tools.rehearsal.session import Session
 
 ROLLOUTS = 3
-"""Rollouts per process; the first one warms up and is not counted."""
+"""Rollouts per process, where nothing else is said; the first one warms up and is not counted."""
 AUTO_SKIPS, AUTO_ROLLOUTS = 8, 10
 """Where the run itself chooses: a native rollout, one with the probe, and six that may be compared are not counted."""
 COSTS = ("no_grad", "grad", "backward")
@@ -38,6 +38,8 @@ class Timing:
     """The most that kept graphs took on a rank."""
     said: list[str] = dataclasses.field(default_factory=list)
     """Of `auto`: what it has chosen, each time."""
+    graph_bytes: int = 0
+    """Of a kept graph, as the runtime measured it; 0 where none was kept."""
 
     @property
     def median(self) -> float:
@@ -58,6 +60,9 @@ class BenchReport:
     config: Config
     repeat: int
     timings: list[Timing]
+    rollouts: int = ROLLOUTS
+    predicted: dict[str, float] = dataclasses.field(default_factory=dict)
+    """What `leangrpo plan` predicts with the costs measured natively, by the name of the timing."""
     exit_code: int = 0
 
     def ratio(self, timing: Timing) -> float:
@@ -78,8 +83,9 @@ class BenchReport:
             "timings": [
                 {
                     "name": item.name, "median_s": item.median, "seconds": item.seconds, "ratio": self.ratio(item),
-                    "bound": self.bound(item), "calls": item.calls, "peak_rss_bytes": item.peak_rss_bytes,
-                    "cpu_s": item.cpu, "costs_s": {kind: item.cost(kind) for kind in COSTS}, "said": item.said,
+                    "predicted": self.predicted.get(item.name), "bound": self.bound(item), "cpu_s": item.cpu,
+                    "calls": item.calls, "peak_rss_bytes": item.peak_rss_bytes, "graph_bytes": item.graph_bytes,
+                    "costs_s": {kind: item.cost(kind) for kind in COSTS}, "said": item.said,
                 }
                 for item in self.timings
             ],
@@ -91,12 +97,13 @@ class BenchReport:
         head = (
             f"{self.upstream} {self.script}: {config.ranks} rank{'s' if config.ranks > 1 else ''}, "
             f"{config.updates_per_rollout} updates per rollout, {config.generations} samples, {config.steps} steps, "
-            f"{config.precision}; {self.repeat} x {ROLLOUTS - 1} rollouts each, in turn"
+            f"{config.precision}, {config.clock} seconds; {self.repeat} x {self.rollouts - 1} rollouts each, in turn"
         )
         names = (
             "",
             "s per rollout",
             "ratio",
+            "plan",
             "bound",
             "forwards",
             "with grad",
@@ -108,7 +115,8 @@ class BenchReport:
         rows: list[tuple[str, ...]] = [names]
         for item in self.timings:
             rows.append((
-                item.name, f"{item.median:.2f}", f"{self.ratio(item):.2f}", f"{self.bound(item):.2f}",
+                item.name, f"{item.median:.2f}", f"{self.ratio(item):.2f}", self._planned(item),
+                f"{self.bound(item):.2f}",
                 f"{item.calls['no_grad']:g}", f"{item.calls['grad']:g}",
                 *(f"{item.cost(kind):.2f}" for kind in COSTS), f"{item.peak_rss_bytes / 1e6:.0f}",
             ))  # fmt: skip
@@ -116,12 +124,17 @@ class BenchReport:
         lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
         bound = "bound: the ratio if nothing but the removed forwards changed, from the seconds measured natively here"
         said = [line for item in self.timings for line in item.said]
-        return "\n".join([head, "", *lines, "", bound, *said])
+        plan = "plan: what `leangrpo plan` predicts for this launch line, with the costs measured natively here"
+        return "\n".join([head, "", *lines, "", *([plan] if self.predicted else []), bound, *said])
+
+    def _planned(self, timing: Timing) -> str:
+        found = self.predicted.get(timing.name)
+        return "-" if found is None else f"{found:.2f}"
 
 
 def measure(
     module: str, native: Path, patched: Path, config: Config, *, session: Session, upstream: str, repeat: int,
-    only: Sequence[str] = (), say: Callable[[str], None] = lambda text: None,
+    rollouts: int = ROLLOUTS, only: Sequence[str] = (), say: Callable[[str], None] = lambda text: None,
 ) -> BenchReport:  # fmt: skip
     """Runs native, recompute and the chosen schedule in turn, `repeat` times; or `only` those of them.
 
@@ -129,7 +142,7 @@ def measure(
     """
     module = full_name(module)
     script = find_script(module)
-    config = dataclasses.replace(config, updates=ROLLOUTS * config.updates_per_rollout)
+    config = dataclasses.replace(config, updates=rollouts * config.updates_per_rollout)
     check(script, config)
     say("importing torch and diffusers")
     session.server.preload(script.preload)
@@ -154,12 +167,15 @@ def measure(
             exits = stage.run(variant, native if name == "native" else patched, chosen.updates)
             stage.require(variant, exits)
             _add(timings[name], compare.load(stage.out(variant), config.ranks), config.updates_per_rollout, skipped)
-            held = [int(window["peak_held_bytes"]) for rank in stage.windows(variant) for window in rank]
-            timings[name].held_bytes = max(timings[name].held_bytes, *held, 0)
+            windows = [window for rank in stage.windows(variant) for window in rank]
+            timings[name].held_bytes = max([timings[name].held_bytes, *(int(w["peak_held_bytes"]) for w in windows)])
+            timings[name].graph_bytes = max([0, *(int(window["graph_bytes"]) for window in windows)])
             if name == "auto":
                 timings[name].said += _choices(stage.logs(variant) / "rank0.out")
             shutil.rmtree(stage.out(variant))
-    return BenchReport(upstream, script.name, config, repeat, list(timings.values()))
+    found = list(timings.values())
+    predicted = planned.ratios(script, upstream, native, assets, config, found) if assets and "native" in ways else {}
+    return BenchReport(upstream, script.name, config, repeat, found, rollouts, predicted)
 
 
 def _choices(log: Path) -> list[str]:

@@ -30,7 +30,7 @@ class DanceGRPO(Script):
 
     stubs = STUBS
     folders = ("images", "videos", "data")
-    options = ("learning_rate", "same_noise", "prompts", "generations", "layout", "updates")
+    options = ("learning_rate", "same_noise", "prompts", "generations", "layout", "updates", "side")
 
     def configure(self, **chosen: Any) -> Config:
         """Samples per rank are `prompts` times `generations`."""
@@ -87,7 +87,8 @@ class DanceGRPO(Script):
             "dataloader_num_workers": 4,
             "gradient_accumulation_steps": config.accumulation, "max_train_steps": config.rollouts,
             "learning_rate": config.option("learning_rate", "1e-3"), "mixed_precision": "bf16", "cfg": 0.0,
-            "checkpointing_steps": 1000000, "h": 32, "w": 32, "t": 1, "sampling_steps": config.steps, "eta": 0.3,
+            "checkpointing_steps": 1000000, "h": config.option("side", "32"), "w": config.option("side", "32"), "t": 1,
+            "sampling_steps": config.steps, "eta": 0.3,
             "lr_warmup_steps": 0, "sampler_seed": 1223627, "max_grad_norm": 0.01, "weight_decay": 0.0001,
             "num_generations": config.generations // int(config.option("prompts", "1")),
             "shift": 3, "timestep_fraction": config.fraction,

@@ -124,6 +124,11 @@ class FlowGRPO(Script):
         }  # fmt: skip
         return Launch(["--config", str(workdir / "preset.py")], env)
 
+    def planned(self, workdir: Path, config: Config) -> list[str]:
+        """Upstream's base config with the preset's entries as overrides."""
+        values = self._values(workdir, config)
+        return ["--config", "config/base.py", *(f"--config.{name}={value}" for name, value in values.items())]
+
     def _values(self, workdir: Path, config: Config) -> dict[str, Any]:
         batch = int(config.option("batch", "2"))
         batches = config.generations // batch
