@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from leangrpo_core import auto, peaks
-from leangrpo_core.stopwatch import Stopwatch
+from leangrpo_core.auto import auto, peaks
+from leangrpo_core.auto.stopwatch import Stopwatch
 
 Patch = Callable[[Any, str, Any], object]
 """As `setattr`, or a monkeypatch's."""

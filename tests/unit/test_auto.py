@@ -13,9 +13,9 @@ from support.epoch import first_batches_first
 from support.grpo import Config, Hooks, Policy, Result, train
 from support.wrapped import both
 
-from leangrpo_core import Lean, LeanError, probing
-from leangrpo_core.auto import Auto
-from leangrpo_core.watch import ENOUGH
+from leangrpo_core import Lean, LeanError
+from leangrpo_core.auto import Auto, probing
+from leangrpo_core.auto.watch import ENOUGH
 from leangrpo_core.window import Window
 
 AUTO = {"LEANGRPO_SCHEDULE": "auto"}

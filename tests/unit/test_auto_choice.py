@@ -5,11 +5,11 @@ import math
 import pytest
 from support.steered import Memory
 
-from leangrpo_core import choice, clock, stopwatch
-from leangrpo_core.choice import Figures, Plan, Way
-from leangrpo_core.peaks import Peaks
-from leangrpo_core.stopwatch import Stopwatch
-from leangrpo_core.watch import Watch
+from leangrpo_core.auto import choice, clock, stopwatch
+from leangrpo_core.auto.choice import Figures, Plan, Way
+from leangrpo_core.auto.peaks import Peaks
+from leangrpo_core.auto.stopwatch import Stopwatch
+from leangrpo_core.auto.watch import Watch
 
 # A window of 10 s; a step saves 0.100 - 0.010 - 0.030 s, checks cost 0.5 s; 20 graphs of 1 GB are wanted.
 FIGURES = Figures(

@@ -134,6 +134,13 @@ def _from_the_same_noise(rank: int, world: int, kind: str, sizes: Sizes, env: di
     return job(rank, world, kind, sizes, env)
 
 
+@MATRIX
+@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+def test_a_schedule_that_chooses_itself(kind: str) -> None:
+    ours, native = run(2, kind, Sizes(prompts=2, until=8), SHARED | {"LEANGRPO_SCHEDULE": "auto"})
+    check(ours, native, bound=5e-6)
+
+
 def test_upstreams_settings_call_the_step_as_it_is() -> None:
     ours, native = run(1, "none", Sizes(prompts=2), {"LEANGRPO_SCHEDULE": "recompute"})
     for side, reference in zip(ours, native, strict=True):

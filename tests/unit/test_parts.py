@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from leangrpo_core import LeanError
-from leangrpo_core.parts import Cut, Part
+from leangrpo_core.layout.parts import Cut, Part
 
 
 def natively(prompts: int, group: int, update: int, ranks: int) -> list[Counter[tuple[int, int, int]]]:

@@ -11,7 +11,7 @@ import pytest
 
 from leangrpo_core import settings
 from leangrpo_core.errors import LeanError
-from leangrpo_core.parts import Cut
+from leangrpo_core.layout.parts import Cut
 from leangrpo_tools import data
 from leangrpo_tools.plan import Machine, Speeds, plan
 from leangrpo_tools.plan.choice import Case, Choice

@@ -12,7 +12,7 @@ trains natively of a prompt, the first rows or the next ones, is an equally long
 from dataclasses import dataclass
 from math import gcd
 
-from .errors import LeanError
+from ..errors import LeanError
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import agree
-from .errors import LeanError
+from .. import agree
+from ..errors import LeanError
+from ..run import Run
+from ..sync import Wrapper
+from ..turns import Turns
+from ..values import map_tensors
 from .parts import Cut, Part
-from .run import Run
-from .sync import Wrapper
 from .teams import Team
-from .turns import Turns
-from .values import map_tensors
 
 
 class _Rollout:

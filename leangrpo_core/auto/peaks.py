@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from .budget import MARGIN
+from ..budget import MARGIN
 
 WITH_GRAPHS = ("rollout", "reward", "update")
 """Phases in which kept graphs are there. After the first flush none is, so the optimizer step needs no room beside."""

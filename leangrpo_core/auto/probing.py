@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from . import agree, choice, guard, memory, replay, sync
-from .capture import Capture, where
+from .. import agree, guard, memory, replay, sync
+from ..capture import Capture, where
+from ..host import HostMemory
+from ..kept import result_of
+from ..turns import Turns
+from ..window import Key, Window
+from . import choice
 from .clock import now
-from .host import HostMemory
-from .kept import result_of
 from .stopwatch import Stopwatch
-from .turns import Turns
-from .window import Key, Window
 
 TIMES = 3
 

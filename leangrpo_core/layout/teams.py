@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import agree
-from .errors import LeanError
-from .values import map_tensors
+from .. import agree
+from ..errors import LeanError
+from ..values import map_tensors
 
 
 class Team:

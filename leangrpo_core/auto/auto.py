@@ -11,19 +11,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import agree, choice, memory, sync
-from .budget import Budget
+from .. import agree, memory, sync
+from ..budget import Budget
+from ..errors import LeanError
+from ..late import late_bytes
+from ..reductions import Reductions
+from ..settings import Settings
+from ..turns import Turns
+from ..window import Key, Window
+from . import choice
 from .choice import Figures, Plan, Way
-from .errors import LeanError
-from .late import late_bytes
 from .peaks import Peaks
 from .probing import figures, probe, why_not
-from .reductions import Reductions
-from .settings import Settings
 from .stopwatch import Stopwatch
-from .turns import Turns
 from .watch import Watch
-from .window import Key, Window
 
 _MOST = 1 << 62
 SPARE = 0.8

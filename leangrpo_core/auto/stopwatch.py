@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..values import tensors_of
 from .clock import Stamp
-from .values import tensors_of
 
 Span = tuple[Stamp, Stamp]
 
