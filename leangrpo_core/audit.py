@@ -28,8 +28,10 @@ class Call:
         """Whether all its rows are of these kept calls, given by `id`."""
         return all(id(row.call) in calls for row in self.rows)
 
-    def walk_natively(self) -> tuple[float, float]:
+    def walk_natively(self, cotangents: Sequence[Tensor] | None = None) -> tuple[float, float]:
         """Forward with a fresh graph under the autocast state of the call, then backward with the true cotangent.
+
+        Or with other `cotangents`, one for each output with a graph.
 
         Returns squared norms: of the new outputs less the replayed ones, and of the new outputs.
         """
@@ -47,7 +49,7 @@ class Call:
         for out, (value, _) in zip(outs, kept, strict=True):
             off += (out.detach().double() - value.double()).square().sum().item()
             size += out.detach().double().square().sum().item()
-        torch.autograd.backward(outs, [cotangent for _, cotangent in kept])
+        torch.autograd.backward(outs, cotangents or [cotangent for _, cotangent in kept])
         return off, size
 
 

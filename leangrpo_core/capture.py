@@ -133,7 +133,6 @@ class Capture:
             return as_tuple(result, asked)
         self.sizes.per_row(args, kwargs, len(wanted), site=next(iter(wanted))[2])
         self.set_limits()
-        value = as_tuple(call.for_rollout(), asked)
         if not all(map(torch.equal, generators, guard.generator_states(device))):
             window.refusal = "the network draws random numbers"
         elif first and guard.checksum(self.net.buffers()) != seen.buffers:
@@ -142,15 +141,27 @@ class Capture:
             window.refusal = held.refusal
         if window.refusal:
             window.pass_by(wanted, window.refusal)
-            return value
-        if moved and moved.refusal and any(window.positions[key[:2]] >= window.on_device for key in wanted):
+        elif moved and moved.refusal and any(window.positions[key[:2]] >= window.on_device for key in wanted):
             window.pass_by(wanted, moved.refusal)
         elif any(window.positions[key[:2]] >= window.limit for key in wanted):
             # The first call of all: only now it is known what it weighs, and its graph is one.
             window.pass_by(wanted, self.over_budget)
         else:
-            window.hold(call, wanted)
-        return value
+            return as_tuple(self.hold(call, wanted), asked)
+        return as_tuple(call.for_rollout(), asked)
+
+    def hold(self, call: Kept, wanted: dict[Key, int]) -> Any:
+        """Holds rows of a call until an update asks for them; returns what the rollout goes on with."""
+        self.window.hold(call, wanted)
+        return call.for_rollout()
+
+    def parts(self, wanted: dict[Key, int]) -> list[dict[Key, int]]:
+        """Which of the wanted rows run in one call."""
+        return [wanted]
+
+    def beyond(self, wanted: dict[Key, int]) -> list[Key]:
+        """Wanted steps for which there is no room."""
+        return [key for key in wanted if self.window.positions[key[:2]] >= self.window.limit]
 
     def _run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, aside: bool

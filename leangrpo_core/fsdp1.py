@@ -183,6 +183,12 @@ def tidy(net: nn.Module) -> None:
             handle._use_sharded_views()
 
 
+def flat_parameters(net: nn.Module) -> list[Any]:
+    """The one trainable weight of each unit, which is where autograd leaves gradients."""
+    handles = [state._handle for state in _states(net)]
+    return [handle.flat_param for handle in handles if handle is not None and handle.flat_param.requires_grad]
+
+
 def _states(net: nn.Module) -> list[Any]:
     return FullyShardedDataParallel.fsdp_modules(net)
 

@@ -47,38 +47,46 @@ def rollout_call(
     if reason:
         window.pass_by(wanted, reason)
         wanted = {}
-    call = Capture(window, wrapper, net, budget, host, sizes, measure)
+    call = (window.reweight.capture if window.reweight else Capture)(window, wrapper, net, budget, host, sizes, measure)
     call.set_limits()
     # One figure is not enough to keep nothing for good: the first forward allocates more than a graph.
     window.limit = max(window.limit, int(sizes.measured < 2))
-    over = [key for key in wanted if window.positions[key[:2]] >= window.limit]
+    over = call.beyond(wanted)
     window.pass_by(over, call.over_budget)
     for key in over:
         del wanted[key]
     if not wanted:
         return net(*args, **kwargs)
     # A wrapper that communicates needs equally many forwards on every rank.
-    if len(wanted) == len(keys) or wrapper.collective:
+    parts = call.parts(wanted)
+    if len(parts) == 1 and (len(wanted) == len(keys) or wrapper.collective):
         return call.keep(wanted, len(keys), args, kwargs)
-    return _in_two(call, wanted, len(keys), args, kwargs)
+    return _in_parts(call, parts, len(keys), args, kwargs)
 
 
-def _in_two(call: Capture, wanted: dict[Key, int], rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Keeps a call with the wanted rows and runs the others without a graph, which would cost a backward."""
-    window, places = call.window, sorted(wanted.values())
-    others = sorted(set(range(rows)) - set(places))
+def _in_parts(
+    call: Capture, wanted: list[dict[Key, int]], rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Keeps calls with the wanted rows and runs the others without a graph, which would cost a backward."""
+    window = call.window
+    others = sorted(set(range(rows)) - {place for part in wanted for place in part.values()})
     copies = copies_in(args, kwargs, rows)
     if copies is None or not rebuildable((args, kwargs)):
-        return call.keep(wanted, rows, args, kwargs)
-    ours = {key: places.index(place) for key, place in wanted.items()}
-    kept = call.keep(ours, len(places), *take(args, kwargs, rows, copies, places))
-    other_args, other_kwargs = take(args, kwargs, rows, copies, others)
-    rest = call.net(*other_args, **other_kwargs)
+        return call.keep({key: place for part in wanted for key, place in part.items()}, rows, args, kwargs)
+    done = []
+    for part in wanted:
+        places = sorted(part.values())
+        ours = {key: places.index(place) for key, place in part.items()}
+        done.append((places, call.keep(ours, len(places), *take(args, kwargs, rows, copies, places))))
+    if others:
+        other_args, other_kwargs = take(args, kwargs, rows, copies, others)
+        done.append((others, call.net(*other_args, **other_kwargs)))
     try:
-        return merge([(places, kept), (others, rest)], container=rest)
+        with torch.enable_grad():  # a part may be made of leaves that wait for their log-prob
+            return merge(done, container=done[-1][1])
     except Uncuttable as reason:
         window.refusal = str(reason)
-        window.drop([key for key in ours if key in window.held], window.refusal)
+        window.drop([key for part in wanted for key in part if key in window.held], window.refusal)
         return call.net(*args, **kwargs)
 
 

@@ -14,7 +14,7 @@ from .errors import LeanError
 from .kept import Kept, Row, autocast_state, result_of
 from .layermajor import walk_layer_major
 from .rows import ROUNDED, compare, merge, take
-from .values import as_tuple, named, needs_grad, rebuildable
+from .values import as_tuple, leaves, named, needs_grad, rebuildable
 from .window import Key, Window
 
 
@@ -96,25 +96,38 @@ class Replay:
         self._net, self._keys, self._args, self._kwargs = net, keys, args, kwargs
         self._places = [place for place, key in enumerate(keys) if key in held]
         self._copies = next(iter(held.values())).call.copies
-        self._rows: list[Row] = []
+        self.rows: list[Row] = []
+        tensors = [item for _, item in leaves((args, kwargs)) if isinstance(item, Tensor) and not item.is_inference()]
+        self._versions = [(item, item._version) for item in tensors]
+
+    def check(self) -> None:
+        """Before the call is made again. Raises LG614 if upstream has written into an argument since."""
+        if any(tensor._version != version for tensor, version in self._versions):
+            raise LeanError(
+                "LG614",
+                "an argument of a policy call was written in place before its update was over",
+                "train with LEANGRPO_SCHEDULE=retain",
+            )
 
     def run(self, window: Window, native: Callable[..., Any]) -> Any:
         """The call's result; rows that are not held come from one call of `native(net, args, kwargs)`."""
         others = sorted(set(range(len(self._keys))) - set(self._places))
         part = self._some(others) if others else None
-        self._rows = window.take(self._keys[place] for place in self._places)
-        replayed = as_tuple(result_of(self._rows), self._kwargs)
+        self.rows = window.take(self._keys[place] for place in self._places)
+        replayed = as_tuple(result_of(self.rows), self._kwargs)
         if part is None:
             return replayed
         computed = native(self._net, *part)
         return merge([(self._places, replayed), (others, computed)], container=computed)
 
-    def for_audit(self) -> Call:
-        """What the audit must recompute."""
-        return Call(self._net, *(self._some(self._places)), self._rows)
+    def for_audit(self, rows: Sequence[int] | None = None) -> Call:
+        """The call as it must be recomputed: with all rows that were replayed, or some of `self.rows` by number."""
+        chosen = range(len(self.rows)) if rows is None else rows
+        places = [self._places[n] for n in chosen]
+        return Call(self._net, *self._some(places), [self.rows[n] for n in chosen])
 
     def _some(self, places: Sequence[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if len(places) == len(self._keys):
+        if list(places) == list(range(len(self._keys))):
             return self._args, self._kwargs
         return take(self._args, self._kwargs, len(self._keys), self._copies, places)
 
@@ -152,6 +165,20 @@ def _as_many_everywhere(calls: Sequence[Kept]) -> bool:
     return agree.minimum(len(calls)) == -agree.minimum(-len(calls))
 
 
+def begin_walk(window: Window, wrapper: sync.Wrapper, calls: Sequence[Kept], net: nn.Module) -> None:
+    """The cotangents of `calls` are used from here on. Raises LG604 as :func:`walk` does."""
+    sound = not changed(window, net)
+    if wrapper.collective:
+        sound = agree.minimum(int(sound)) == 1
+    if not sound:
+        raise LeanError(
+            "LG604",
+            f"weights changed while {len(window.consumed)} replayed calls waited for their flush",
+            "move the change behind optimizer.step(), or run with LEANGRPO_SCHEDULE=recompute",
+        )
+    window.consumed = [call for call in window.consumed if all(call is not other for other in calls)]
+
+
 def walk(window: Window, wrapper: sync.Wrapper, net: nn.Module, calls: Sequence[Kept]) -> None:
     """Runs the graphs of consumed calls backward and lets them go.
 
@@ -163,20 +190,11 @@ def walk(window: Window, wrapper: sync.Wrapper, net: nn.Module, calls: Sequence[
         LeanError: LG604 if weights changed since the rollout, on every rank where the wrapper communicates; LG610 if
             a rank has no graph where others have some and every rank must take part.
     """
-    sound = not changed(window, net)
-    if wrapper.collective:
-        sound = agree.minimum(int(sound)) == 1
-    if not sound:
-        raise LeanError(
-            "LG604",
-            f"weights changed while {len(window.consumed)} replayed calls waited for their flush",
-            "move the change behind optimizer.step(), or run with LEANGRPO_SCHEDULE=recompute",
-        )
+    begin_walk(window, wrapper, calls, net)
     layer_major = wrapper.flush == "layer-major"
     if wrapper.late:
         _some_everywhere(calls)
     jointly = wrapper.flush == "joint" or (wrapper.communicates and not layer_major and not _as_many_everywhere(calls))
-    window.consumed = [call for call in window.consumed if all(call is not other for other in calls)]
     if not calls:
         return
     if layer_major:

@@ -81,17 +81,21 @@ class Report:
             "peak_host_bytes": window.peak_host_bytes,
             "flush": flush,
             "walks": window.walks,
+            "gradients": window.reweight.buffers.peak if window.reweight else 0,
+            "gradient_bytes": window.reweight.gradient_bytes if window.reweight else 0,
             "audit_rel_l2": None if audit is None or math.isnan(audit) else audit,
         }
         line = f"window {window.number}: kept {window.kept} of {selected} selected steps"
-        if window.kept:
+        if window.kept and window.reweight:
+            line += f" as up to {figures['gradients']} gradients ({readable(figures['gradient_bytes'])} each)"
+        elif window.kept:
             line += f" in {window.calls} calls ({readable(window.graph_bytes)} each, "
             line += f"{readable(window.peak_held_bytes)} at the peak)"
         if window.offloaded:
             line += f", {window.offloaded} of them in host memory ({readable(window.host_bytes)} each, "
             line += f"{readable(window.peak_host_bytes)} at the peak)"
         line += f", replayed {window.replayed}, recomputed {window.recomputed}"
-        if window.replayed:
+        if window.replayed and not window.reweight:
             line += f"; flush {flush}" + (f" in {window.walks} parts" if window.walks > 1 else "")
         if audit is not None and math.isnan(audit):
             line += "; audit: upstream's own gradient is not finite, the next window is audited"

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakSet
 
+import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
@@ -18,6 +19,7 @@ from .host import HostMemory
 from .order import Orders
 from .reductions import Reductions
 from .report import Report
+from .reweighting import Reweighting
 from .settings import Settings, load
 from .settle import Settling
 from .turns import Turns
@@ -48,6 +50,7 @@ class Run:
         self.reductions = Reductions(self.report)
         self.settling = Settling(self.reductions.late)
         self.auto = Auto(Settings(), self.budget, self.reductions, self.report.say)
+        self.reweighting = Reweighting(self.report.once)
         self.audited: WeakSet[nn.Module] = WeakSet()
         self.useless: WeakSet[nn.Module] = WeakSet()
         self._settings: Settings | None = None
@@ -92,6 +95,7 @@ class Run:
             once = wrapper.flush == "joint" and wrapper.known and self.reductions.setting == "late"
             audited = once and self.audits(window, net)
             self.settling.settle(window, wrapper, net, last=True, reduce=not once or audited)
+            self.reweighting.learn(window, wrapper)
             self.leave_window(None, wrapper.flush)
 
     def begin(self, rows: int, continues: bool = False) -> int:
@@ -125,6 +129,7 @@ class Run:
     @contextmanager
     def rolling_out(self, last: bool) -> Iterator[None]:
         """Around a rollout, or one batch of it; after the last one the kept graphs are there to be used."""
+        mode = torch.is_grad_enabled()
         try:
             with self.auto.clock.rolling_out():
                 yield
@@ -134,6 +139,9 @@ class Run:
         if last:
             self.auto.rollout_over()
         if last and self.window is not None:
+            if self.window.reweight is not None:
+                self.window.reweight.end_rollout()
+                torch.set_grad_enabled(mode)  # upstream's no_grad may have ended between a network call and its step
             self.window.end_rollout()
             if self.reductions.wrapper is not None and self.reductions.wrapper.collective:
                 self.agree_on_prefix(self.window)

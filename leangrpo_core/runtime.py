@@ -1,6 +1,6 @@
 """The calls that a patched tree makes. One `Lean` serves a process; outside a rollout window each call is inert."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from .layout import Layout
 from .order import Device, held_first
 from .run import Run
 from .turns import Turns
-from .window import Key, keys_of
+from .window import Key, keys_of, numbers
 
 
 class Lean:
@@ -65,6 +65,7 @@ class Lean:
             order = run.orders.draw(base, rows, steps, shuffled=shuffled, device=device, in_order=in_order)
             if window and run.schedule != "recompute":
                 run.open(base, order.positions(window, chosen or range(trained), batch))
+                run.reweighting.begin(run.window, run.settings, steps, group or rows)
         with run.rolling_out(last=True):
             yield
 
@@ -97,6 +98,7 @@ class Lean:
             if run.schedule != "recompute":
                 first = batches if chosen.order == "upstream" else min(window, batches)
                 run.open(base, order.positions(first * rows, range(steps), rows), model)
+                run.reweighting.begin(run.window, run.settings, steps, batches * rows)
         self.rows = range(batch * rows, (batch + 1) * rows)
         try:
             with run.rolling_out(last=batch == batches - 1):
@@ -179,15 +181,45 @@ class Lean:
         keys = [(window.base + row, at, site) for row, at, _ in keys_of(rows, step, site)]
         if run.auto.probing and not wrapper.refusal:
             run.auto.probe(window, wrapper, net, keys, args, kwargs, run.sizes, run.turns)
+        run.reweighting.before_call(window, wrapper, net, keys, args, kwargs, run.budget.bytes)
         try:
-            return keep.rollout_call(
+            result = keep.rollout_call(
                 window, wrapper, net, keys, args, kwargs,
                 budget=run.budget.bytes, host=run.host, sizes=run.sizes, measure=run.report.follows(window),
             )  # fmt: skip
         except LeanError as error:
             if not run.auto.survives(error, window, wrapper):
                 raise
+        else:
+            if window.reweight is not None:
+                window.reweight.scoring.turn_on()
+            return result
         return net(*args, **kwargs)  # only here the failed call's memory is free again
+
+    def scored(self, step: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """`step(*args, **kwargs)`: upstream's step function in the rollout, which gives the log-prob of the sample.
+
+        With LEANGRPO_SCHEDULE=reweight the graphs of the step's network calls are walked here.
+
+        Returns:
+            What the step function returns, without a graph.
+        """
+        window = self._run.window
+        if window is None or window.reweight is None or not window.reweight.scoring.waiting:
+            return step(*args, **kwargs)
+        return window.reweight.scored(step, args, kwargs)
+
+    def rewarded(self, keep: Callable[[Tensor], Any], rows: Any, rewards: Tensor, /) -> Any:
+        """`keep(rewards)`: upstream keeps the rewards of these rows of the rollout, right after their trajectories.
+
+        With LEANGRPO_BUFFERS=affine their gradients then go into their group's sums.
+        """
+        window = self._run.window
+        if window is not None and window.reweight is not None and not window.updating:
+            ids, values = numbers(rows), rewards.detach().reshape(-1).tolist()
+            if len(ids) == len(values):
+                window.reweight.rewarded([window.base + row for row in ids], values)
+        return keep(rewards)
 
     def policy_call(
         self, net: nn.Module, rows: Any, steps: Any, /, *args: Any, site: str = "cond", **kwargs: Any
@@ -236,6 +268,8 @@ class Lean:
         result = replayed.run(window, partial(run.native, due=due))
         if run.audits(window, net):
             run.settling.audit(replayed.for_audit())
+        if window.reweight is not None:
+            run.settling.note(replayed)
         return result
 
     def flush(self, model: nn.Module, optimizer: Any) -> None:
@@ -258,6 +292,7 @@ class Lean:
                 wrapper = run.reductions.classify(net)
                 flush = wrapper.flush
                 run.settling.settle(window, wrapper, net, last=True)
+                run.reweighting.learn(window, wrapper)
         run.turns.update_over()
         run.reductions.finish(model, flush)
         run.auto.update_over()

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from .errors import LeanError
 
-SCHEDULES = ("retain", "recompute", "auto")
+SCHEDULES = ("retain", "reweight", "recompute", "auto")
+BUFFERS = ("sample", "affine")
 SYNCS = ("upstream", "group", "late")
 ORDERS = ("held-first", "upstream")
 INPUTS = ("exact", "rounded")
@@ -19,6 +20,7 @@ LAYOUTS = ("native", "shared")
 UPDATES = ("faithful", "on-policy")
 ALLOWED = {
     "schedule": ", ".join(SCHEDULES[:-1]) + " or " + SCHEDULES[-1],
+    "buffers": " or ".join(BUFFERS),
     "budget_gb": "measured, unlimited, or a number of gigabytes (1e9 bytes) per rank, 0 or more",
     "offload_gb": "unlimited, or a number of gigabytes (1e9 bytes) of host memory per rank, 0 or more",
     "sync": ", ".join(SYNCS[:-1]) + " or " + SYNCS[-1],
@@ -37,8 +39,9 @@ class Settings:
     """Read once per process.
 
     Attributes:
-        schedule: `retain` keeps the graphs of the rollout; `recompute` is upstream's own behaviour, the off switch;
-            `auto` measures the first window and one kept call, and chooses.
+        schedule: `retain` keeps the graphs of the rollout; `reweight` walks each at once and keeps the gradient of the
+            sample, which is scaled when its weight in the loss is known; `recompute` is upstream's own behaviour, the
+            off switch; `auto` measures the first window and one kept call, and chooses.
         budget_gb: gigabytes (1e9 bytes) of kept graphs a rank may hold at a time; `inf` is unlimited, None measured.
         offload_gb: gigabytes of host memory for graphs beyond that budget; 0 recomputes them, `inf` is unlimited.
         sync: `upstream` reduces gradients over the ranks as often as upstream does; `late` once per update under FSDP1
@@ -47,6 +50,7 @@ class Settings:
         audit: which windows are compared with a native recomputation: `first` that can be judged, `off`, `every:N`.
         order: where upstream shuffles the samples of a rollout over several updates: `held-first` trains those whose
             graphs are held first; `upstream` leaves the order alone and holds the graphs of all.
+        buffers: of `reweight`: `sample` keeps a gradient per sample; `affine` two per prompt group.
         inputs: whether an input of the update may be the rollout's but for rounding: `exact` or `rounded`.
         layout: `native`, each rank draws all samples of its prompts, or `shared`, ranks share the samples of a prompt.
         updates: `faithful` trains a rollout's samples in upstream's updates; `on-policy` draws each update's samples
@@ -63,6 +67,7 @@ class Settings:
     offload_gb: float = 0.0
     layout: str = "native"
     updates: str = "faithful"
+    buffers: str = "sample"
     given: frozenset[str] = field(default=frozenset(), compare=False)
 
     @property
@@ -83,6 +88,7 @@ class Settings:
         budget = "measured" if self.budget_gb is None else _text(self.budget_gb)
         names = ("sync", "audit", "order", "inputs")
         text = " ".join([f"schedule={self.schedule} budget_gb={budget}", *(f"{n}={getattr(self, n)}" for n in names)])
+        text += f" buffers={self.buffers}" if self.schedule == "reweight" else ""
         text += f" offload_gb={_text(self.offload_gb)}" if self.offload_gb else ""
         text += f" layout={self.layout}" if self.layout != "native" else ""
         return text + (f" updates={self.updates}" if self.updates != "faithful" else "")
@@ -128,6 +134,7 @@ def parse(values: Mapping[str, str]) -> Settings:
         "inputs": INPUTS,
         "layout": LAYOUTS,
         "updates": UPDATES,
+        "buffers": BUFFERS,
     }
     for name, allowed in words.items():
         if values.get(name, allowed[0]) not in allowed:

@@ -3,7 +3,7 @@
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from . import audit, guard, replay, sync
+from . import audit, guard, replay, reweigh, sync
 from .errors import LeanError
 from .late import Late
 from .window import Window
@@ -19,20 +19,28 @@ class Settling:
     def __init__(self, late: Late) -> None:
         self._late = late
         self._audited: list[audit.Call] = []
+        self._replays: list[replay.Replay] = []
 
     def audit(self, call: audit.Call) -> None:
         """Compares this call, too, once its graphs are walked."""
         self._audited.append(call)
 
+    def note(self, replayed: replay.Replay) -> None:
+        """With `reweight`: this call may have to be made natively at the boundary."""
+        self._replays.append(replayed)
+
     def forget(self) -> None:
         """The window is over."""
         self._audited.clear()
+        self._replays.clear()
 
     def before_native(self, window: Window, wrapper: sync.Wrapper, net: nn.Module) -> None:
         """Walks what was replayed so far, so that gradients add up in upstream's order, before a native call.
 
         Where a native one beside held graphs is a segmentation fault, the rest is let go.
         """
+        if window.reweight is not None:  # it holds no graphs
+            return
         if wrapper.alone and window.held:
             window.drop(list(window.held), "let go before a native call")
         if window.held:
@@ -49,7 +57,7 @@ class Settling:
 
     def after_group(self, window: Window, wrapper: sync.Wrapper, net: nn.Module) -> None:
         """Walks the graphs of the prompt group that has just been trained, of which nothing may be missing."""
-        if window.replayed and not wrapper.alone:
+        if window.replayed and not wrapper.alone and window.reweight is None:
             self.settle(window, wrapper, net, last=False)
 
     def left(self, window: Window | None) -> str:
@@ -83,11 +91,16 @@ class Settling:
         self._audited = [call for call in self._audited if not call.belongs_to(ours)]
         parameters = [p for p in guard.parameters_of(net) if p.requires_grad]
         before = audit.gradients(parameters) if calls else []
-        if reduce or not walked:
+        if reduce or not walked or window.reweight is not None:
             self._late.on()
         else:
             self._late.keep_local(net)
-        replay.walk(window, wrapper, net, walked)
+        if window.reweight is not None:
+            replay.begin_walk(window, wrapper, walked, net)
+            reweigh.settle(window, wrapper, net, self._replays)
+            self._replays.clear()
+        else:
+            replay.walk(window, wrapper, net, walked)
         if walked:
             window.walks += 1
             self._late.was_reduced()

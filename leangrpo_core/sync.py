@@ -132,13 +132,13 @@ def _fsdp1(net: FullyShardedDataParallel, late: bool) -> Wrapper:
     precision, stored = net.mixed_precision, {p.dtype for p in net.parameters()}
     low = {torch.bfloat16, torch.float16} & {precision.param_dtype, precision.reduce_dtype, *stored}
     low |= {precision.param_dtype} - {None, *stored}
+    shards = 1 if net.sharding_strategy == ShardingStrategy.NO_SHARD else dist.get_world_size(net.process_group)
     if not unknown and (not late or low):
-        return Wrapper("fsdp1", "armed", True, True, known=True)
+        return Wrapper("fsdp1", "armed", True, True, shards=shards, known=True)
     refusal = _offloaded(net)
     if low and not refusal:
         # Upstream rounds the sum after every backward, a joint one rounds once.
         refusal = f"{unknown}, and a joint backward would add up gradients in {low.pop()} otherwise than upstream"
-    shards = 1 if net.sharding_strategy == ShardingStrategy.NO_SHARD else dist.get_world_size(net.process_group)
     return Wrapper("fsdp1", "joint", True, True, refusal, shards, unknown, not unknown)
 
 
@@ -148,6 +148,13 @@ def _fsdp2(net: nn.Module, several: bool, late: bool) -> Wrapper:
         return Wrapper("fsdp2", "in order", several, several)
     unknown = layermajor.supports(net)
     return Wrapper("fsdp2", "in order" if unknown else "layer-major", True, True, notice=unknown)
+
+
+def precisions(net: nn.Module) -> set[torch.dtype]:
+    """In which FSDP1 stores, computes and reduces."""
+    assert isinstance(net, FullyShardedDataParallel)
+    kinds = {net.mixed_precision.param_dtype, net.mixed_precision.reduce_dtype}
+    return {kind for kind in kinds if kind is not None} | {p.dtype for p in net.parameters()}
 
 
 def _offloaded(net: FullyShardedDataParallel) -> str:

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -15,10 +15,14 @@ from .memory import Meter
 from .rows import BY_UP_TO
 from .sync import bare
 
+if TYPE_CHECKING:
+    from .reweight import Reweight
+
 Key = tuple[int, int, str]  # row of the rollout, trajectory step, site (which network call of the step)
 
 
-def _numbers(value: Any) -> list[int]:
+def numbers(value: Any) -> list[int]:
+    """Ids, however upstream has them."""
     if isinstance(value, Tensor):
         return [int(item) for item in value.reshape(-1).tolist()]
     return [int(item) for item in value] if isinstance(value, (list, tuple, range)) else [int(value)]
@@ -30,7 +34,7 @@ def keys_of(rows: Any, steps: Any, site: str) -> list[Key]:
     Raises:
         LeanError: LG610 if there are neither one step nor as many as rows.
     """
-    ids, at = _numbers(rows), _numbers(steps)
+    ids, at = numbers(rows), numbers(steps)
     if len(at) not in (1, len(ids)):
         raise LeanError("LG610", f"{len(ids)} rows with {len(at)} steps", "the tree was edited: apply the patch again")
     return [(row, step, site) for row, step in zip(ids, at * len(ids) if len(at) == 1 else at, strict=True)]
@@ -66,6 +70,7 @@ class Window:
         agreed: how many leading places every rank holds, with all their calls, once ranks have compared.
         native_only: some rank had to recompute, so from here on all do.
         updating: the rollout is over.
+        reweight: what keeps gradients in place of graphs, with that schedule.
     """
 
     number: int
@@ -105,6 +110,7 @@ class Window:
     updating: bool = False
     native_only: bool = False
     agreed: int | None = None
+    reweight: "Reweight | None" = None
 
     def see(self, net: nn.Module) -> Seen:
         """What the calls of `net` depend on, looked at the first time."""

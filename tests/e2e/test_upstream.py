@@ -57,6 +57,7 @@ def test_flowgrpo_changes_few_lines_and_nothing_but_training_opens_a_window(tmp_
         assert text.index("def eval(") < text.index("def main(") < text.index("lean.rollout_batch(")
         sampler = (done.dest / "flow_grpo/diffusers_patch" / f"{pipeline}.py").read_text()
         assert sampler.count("lean.rollout_call(") == (2 if "wan" in script else 1)
+        assert sampler.count("lean.scored(sde_step_with_logprob,") + sampler.count("sde_step_with_logprob,\n") == 1
         # Wan's KL reward evaluates the reference in the rollout.
         assert sampler.count("self.transformer(") == (1 if "wan" in script else 0)
     assert "13 files changed" in diff(done.dest, stat=True).text.decode()
@@ -71,6 +72,8 @@ def test_every_anchor_matches_and_only_few_lines_change(patched) -> None:
     for name, count in EXPECTED.items():
         text = (patched.dest / name).read_text()
         assert text.count("lean.rollout_call(") == count["rollout"]
+        assert text.count("lean.scored(flux_step, pred, ") == 1
+        assert text.count("lean.rewarded(all_rewards.append, batch_idx, ") == text.count("all_rewards.append") > 0
         assert text.count("lean.policy_call(") == count["policy"]
         for call in ("lean.rollout(", "lean.step_order(", "lean.identity()", "lean.flush(transformer, optimizer)"):
             assert text.count(call) == 1, call

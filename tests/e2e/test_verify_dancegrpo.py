@@ -52,6 +52,50 @@ def test_flux_on_one_rank_is_bitwise(
     assert [window["kept"] for window in report.windows[0]] == [kept] * rollouts
 
 
+wide = pytest.mark.matrix
+
+
+@pytest.mark.parametrize(
+    ("script", "ranks", "buffers", "precision", "per_rollout"),
+    [
+        ("flux", 1, "affine", "fp32", 2),
+        pytest.param("flux", 1, "sample", "fp32", 1, marks=wide),
+        pytest.param("flux", 2, "sample", "fp32", 2, marks=wide),
+        pytest.param("flux", 2, "affine", "fp32", 1, marks=wide),
+        pytest.param("flux", 2, "affine", "bf16", 1, marks=wide),
+        pytest.param("flux_lora", 1, "affine", "fp32", 2, marks=wide),
+        pytest.param("flux_lora", 2, "sample", "fp32", 2, marks=wide),
+    ],
+)
+def test_gradients_in_place_of_graphs(
+    bench: Bench, script: str, ranks: int, buffers: str, precision: str, per_rollout: int
+) -> None:
+    """Two gradients per group, or one per sample; nothing is recomputed; under FSDP1 reduced once per update."""
+    report = bench.rehearse(
+        script, ranks=ranks, precision=precision, updates=2, updates_per_rollout=per_rollout, schedule="reweight",
+        buffers=buffers,
+    )  # fmt: skip
+    assert_ok(report)
+    if precision == "fp32":
+        assert report.bound.rel_l2 == {"sample": 2e-6, "affine": 5e-6}[buffers]
+    for rank in report.windows:
+        for window in rank:
+            samples = 4 // per_rollout
+            assert (window["kept"], window["replayed"], window["recomputed"]) == (3 * samples, 3 * samples, 0)
+            assert window["gradients"] == (samples if buffers == "sample" else min(samples, 3))
+
+
+@wide
+def test_wan_in_fp32_learns_which_step_has_other_inputs(bench: Bench) -> None:
+    """Its first latent is bf16 in the rollout and fp32 in the update: in fp32 that step is trained natively."""
+    report = bench.rehearse("wan_2_1", updates=2, schedule="reweight")
+    assert_ok(report)
+    first, second = report.windows[0]
+    assert first["replayed"] < first["kept"] == 12
+    other = sum(steps for reason, steps in second["reasons"].items() if "had other inputs" in reason)
+    assert other > 0 and second["replayed"] == second["kept"] == 12 - other
+
+
 @pytest.mark.parametrize(("precision", "per_rollout"), [("fp32", 1), ("bf16", 2)])
 def test_flux_on_two_ranks_is_bitwise(bench: Bench, precision: str, per_rollout: int) -> None:
     report = bench.rehearse("flux", ranks=2, precision=precision, updates=2, updates_per_rollout=per_rollout)

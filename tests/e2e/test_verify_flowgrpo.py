@@ -48,6 +48,30 @@ def test_one_rank(bench: Bench, script: str, options: dict[str, Any]) -> None:
     assert patched.grad == native.grad
 
 
+@wide
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gradients_in_place_of_graphs(bench: Bench, ranks: int) -> None:
+    """LoRA: one backward of a batched call gives each sample's gradient."""
+    report = bench.rehearse("sd3", ranks=ranks, **TWO, schedule="reweight")
+    assert_ok(report)
+    for update in report.updates:
+        assert update.grad_rel_l2 <= 2e-6
+    for window in report.windows[0]:
+        assert window["kept"] == 12 and window["recomputed"] == 0
+        assert window["calls"] < 12 and window["gradients"] == 4
+
+
+@wide
+@pytest.mark.parametrize(("script", "options"), [("sd3", {"beta": 0.04}), ("sd3_GRPO_Guard", {})])
+def test_losses_that_are_no_weighted_log_probs(bench: Bench, script: str, options: dict[str, Any]) -> None:
+    """A KL term, a weight per step: the first window is recomputed, the others keep graphs."""
+    report = bench.rehearse(script, **TWO, schedule="reweight", options=options)
+    assert_ok(report)
+    first, second = report.windows[0]
+    assert (first["replayed"], first["recomputed"]) == (0, 12)
+    assert (second["replayed"], second["recomputed"], second["gradients"]) == (12, 0, 0)
+
+
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=wide)])
 def test_fast_is_bitwise(bench: Bench, ranks: int) -> None:
     """Samples in the order they were drawn in, steps of a random window."""

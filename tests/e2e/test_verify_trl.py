@@ -145,3 +145,18 @@ def test_sizes_that_do_not_fit(bench: Bench, options: tuple[tuple[str, str], ...
     with pytest.raises(KitError) as caught:
         verify("trl-ddpo", script="ddpo", tree=bench.root, options=options, session=bench.session)
     assert caught.value.code == "LG403" and words in caught.value.what
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [(1, {"sample_batch": 1, "train_batch": 1}), (2, {"sample_batch": 1, "train_batch": 1}), (1, {"lora": 1})],
+)
+def test_gradients_in_place_of_graphs(bench: Bench, ranks: int, options: dict[str, Any]) -> None:
+    """One per sample: every step of the first update's samples is walked as soon as it is drawn."""
+    report = bench.rehearse(schedule="reweight", ranks=ranks, updates=2, updates_per_rollout=2, options=options)
+    assert report.ok, report.render()
+    assert report.updates[0].grad_rel_l2 <= 2e-6
+    for rank in report.windows:
+        for window in rank:
+            assert window["recomputed"] == 0 and window["gradients"] == window["kept"] // 6

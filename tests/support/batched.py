@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from leangrpo_core import Lean
 
-from .grpo import WIDTH, Block, Result, _log_prob
+from .grpo import WIDTH, Block, Result, _log_prob, _sde_step
 
 
 @dataclass
@@ -106,10 +106,9 @@ def train(lean: Lean | None, net: nn.Module, config: Config, hooks: Hooks | None
                     at = range(batch * count, (batch + 1) * count), step
                     inputs = torch.cat([latents] * copies), torch.tensor(step / 10), conditions
                     velocity = _guided(network(net, "rollout", at, *inputs, return_dict=False)[0], config.guidance)
-                    following = latents - 0.15 * velocity
-                    following = following + 0.3 * torch.randn(following.shape, generator=noise)
-                    scores.append(_log_prob(velocity, latents, following, 0.3))
-                    latents = following
+                    args = velocity, latents, noise
+                    latents, score = _sde_step(*args) if lean is None else lean.scored(_sde_step, *args)
+                    scores.append(score)
                 paths.append(latents)
             path = torch.stack(paths, dim=1)
             batches.append({

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from leangrpo_core import Lean
 
-from .grpo import Result, _log_prob
+from .grpo import Result, _log_prob, _sde_step
 
 
 @dataclass
@@ -77,9 +77,9 @@ def train(
                 with_ = lean.rollout_call(net, lean.rows, step - 1, *inputs).sample
                 without = lean.rollout_call(net, lean.rows, step - 1, latents, time, -prompts, site="uncond").sample
             velocity = without + 3.0 * (with_ - without)
-            following = latents - 0.15 * velocity + 0.3 * torch.randn(latents.shape, generator=noise)
-            scores.append(_log_prob(velocity, latents, following, 0.3))
-            latents = following
+            args = velocity, latents, noise
+            latents, score = _sde_step(*args) if lean is None else lean.scored(_sde_step, *args)
+            scores.append(score)
             paths.append(latents)
         path, last = torch.stack(paths, dim=1), config.trained + 1
         return {

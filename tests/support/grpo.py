@@ -3,7 +3,7 @@
 `train(None, ...)` is the slow obvious way that every test of the runtime compares with.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -76,8 +76,13 @@ class Config:
 
 @dataclass
 class Hooks:
-    """Where a test reaches into the trainer. Each default does nothing."""
+    """Where a test reaches into the trainer. Each default does nothing.
 
+    `rewards_later` tells the runtime the rewards of these rows after the rollout, in this order, and no others.
+    """
+
+    reward: Callable[[Tensor, int], Tensor] = lambda reward, row: reward
+    rewards_later: Sequence[int] | None = None
     rollout_output: Callable[[Tensor, int, int], Tensor] = lambda out, row, step: out
     update_output: Callable[[Tensor, int, int], Tensor] = lambda out, row, step: out
     update_latents: Callable[[Tensor, int, int], Tensor] = lambda latents, row, step: latents
@@ -110,6 +115,13 @@ def _log_prob(velocity: Tensor, latents: Tensor, following: Tensor, sigma: float
     return (-((following - mean) ** 2) / (2 * sigma**2)).mean(dim=(1, 2))
 
 
+def _sde_step(velocity: Tensor, latents: Tensor, noise: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The next latents, and the log-prob of having drawn them, [1]."""
+    mean = latents - 0.15 * velocity.to(latents.dtype)
+    following = mean + 0.3 * torch.randn(latents.shape, generator=noise)
+    return following, _log_prob(velocity, latents, following.detach(), 0.3)
+
+
 def train(runtime: Lean | None, net: nn.Module, optimizer: Any, config: Config, hooks: Hooks | None = None) -> Result:
     """Trains `net` and records what every update did. `runtime` None is the native trainer."""
     hooks = hooks or Hooks()
@@ -123,10 +135,12 @@ def train(runtime: Lean | None, net: nn.Module, optimizer: Any, config: Config, 
         prompts = torch.randn(config.rows, 8, generator=noise)
         paths = torch.empty(config.rows, config.steps + 1, 1, config.tokens, 8)
         scores = torch.empty(config.rows, config.steps)
+        scored: list[Tensor] = []
 
         def rollout(
-            lean: Lean | None = lean, paths: Tensor = paths, scores: Tensor = scores, prompts: Tensor = prompts
-        ) -> None:
+            lean: Lean | None = lean, paths: Tensor = paths, scores: Tensor = scores, prompts: Tensor = prompts,
+            scored: list[Tensor] = scored,
+        ) -> None:  # fmt: skip
             for row in range(config.rows):
                 latents = torch.randn(1, config.tokens, 8, generator=noise)
                 paths[row, 0] = latents
@@ -142,11 +156,19 @@ def train(runtime: Lean | None, net: nn.Module, optimizer: Any, config: Config, 
                             for _ in range(hooks.extra_calls):
                                 lean.rollout_call(net, torch.tensor([row]), step, **inputs)
                         velocity = hooks.rollout_output(velocity, row, step)
-                    mean = latents - 0.15 * velocity.to(latents.dtype)
-                    following = mean + 0.3 * torch.randn(latents.shape, generator=noise)
-                    scores[row, step] = _log_prob(velocity, latents, following, 0.3)
-                    latents = following
+                    args = velocity, latents, noise
+                    latents, scores[row, step] = _sde_step(*args) if lean is None else lean.scored(_sde_step, *args)
                     paths[row, step + 1] = latents
+                last = paths[row : row + 1, -1]
+                reward = last.mean(dim=(1, 2, 3)) + 0.1 * last.square().mean(dim=(1, 2, 3))
+                reward = hooks.reward(reward, row)
+                if lean is None or hooks.rewards_later is not None:
+                    scored.append(reward)
+                else:
+                    lean.rewarded(scored.append, torch.tensor([row]), reward)
+            for row in hooks.rewards_later or ():
+                if lean is not None:
+                    lean.rewarded(lambda reward: None, [row], scored[row])
 
         window: dict[str, Any] = {
             "rows": config.rows,
@@ -163,7 +185,7 @@ def train(runtime: Lean | None, net: nn.Module, optimizer: Any, config: Config, 
                 with lean.rollout(**window):
                     rollout()
         hooks.after_rollout(net)
-        rewards = paths[:, -1].mean(dim=(1, 2, 3)) + 0.1 * paths[:, -1].square().mean(dim=(1, 2, 3))
+        rewards = torch.cat(scored)
         advantages = hooks.advantages((rewards - rewards.mean()) / (rewards.std() + 1e-8))
         if config.chosen is not None:
             order = torch.arange(config.steps).repeat(config.rows, 1)

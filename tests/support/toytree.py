@@ -28,7 +28,7 @@ def run_sample_step(args, z, bar, transformer, words,
             hidden_states=z,  # the state
             words=words,
         )[0]
-        z = z - pred
+        z = flux_step(pred, z, index=i)
         kept.append(z)
     return z, torch.stack(kept, dim=1)
 
@@ -47,10 +47,14 @@ def grpo_one_step(
 
 def sample_reference_model(args, transformer, words):
     chunks = torch.chunk(torch.arange(len(words)), len(words))
-    drawn = []
+    drawn, all_rewards = [], []
     for batch_idx in chunks:
         z, kept = run_sample_step(args, torch.zeros(1), tqdm(range(4)), transformer, words[batch_idx], True)
         drawn.append(kept)
+        if args.one_judge:
+            all_rewards.append(kept.mean())
+        if args.another_judge:
+            all_rewards.append(kept.max())
     return torch.cat(drawn)
 
 
@@ -85,30 +89,39 @@ if __name__ == "__main__":
     print(math.pi)
 '''
 
-WAN = FLUX.replace(
-    """        pred= transformer(
+LORA = FLUX.replace(
+    "            all_rewards.append(kept.max())\n",
+    "            all_rewards.append(kept.max())\n            all_rewards.append(kept.min())\n",
+)
+
+WAN = (
+    FLUX.replace("        if args.another_judge:\n            all_rewards.append(kept.max())\n", "")
+    .replace(
+        """        pred= transformer(
             hidden_states=z,  # the state
             words=words,
         )[0]
 """,
-    """        if args.guide > 1:
+        """        if args.guide > 1:
             pred = transformer(torch.cat([z, z]), words=words)[0]
         else:
              pred = transformer(z, words=words)[0]
 """,
-).replace(
-    "    pred = transformer(hidden_states=latents, words=words)[0]\n",
-    """    if args.guide > 1:
+    )
+    .replace(
+        "    pred = transformer(hidden_states=latents, words=words)[0]\n",
+        """    if args.guide > 1:
         pred = transformer(torch.cat([latents, latents]), words=words)[0]
     else:
         pred = transformer(latents, words=words)[0]
 """,
+    )
 )
 
 FILES = {
     "fastvideo/__init__.py": "",
     "fastvideo/train_grpo_flux.py": FLUX,
-    "fastvideo/train_grpo_flux_lora.py": FLUX,
+    "fastvideo/train_grpo_flux_lora.py": LORA,
     "fastvideo/train_grpo_wan_2_1.py": WAN,
     "assets/prompts.txt": "a cat\n" * 100,
     "scripts/run.sh": "#!/bin/sh\ntorchrun fastvideo/train_grpo_flux.py\n",

@@ -19,7 +19,8 @@ TEXT = {
         def pipeline_step(self, text, times):
             state = start(self)
             for i, t in enumerate(times):
-                state = advance(self.unet(state, t, text), state)
+                guess = self.unet(state, t, text)
+                state = scheduler_step(self.scheduler, guess, t, state)
             return state
 
 
@@ -86,7 +87,8 @@ TEXT = {
 ADDED = {
     PIPELINE: """\
         from trl._leangrpo import lean
-                state = advance(lean.rollout_call(self.unet, lean.rows, i, state, t, text), state)
+                guess = lean.rollout_call(self.unet, lean.rows, i, state, t, text)
+                state = lean.scored(scheduler_step, self.scheduler, guess, t, state)
         """,
     TRAINER: """\
         from trl._leangrpo import lean

@@ -125,7 +125,10 @@ def verify_command(
     script: Annotated[str, typer.Option(metavar="S", help="The training script to rehearse.")],
     tree: Annotated[Path | None, typer.Option(metavar="DEST", help="A patched tree; default: a fresh one.")] = None,
     source: Source = None,
-    schedule: Annotated[str, typer.Option(help="retain, recompute (upstream's own behaviour) or auto.")] = "retain",
+    schedule: Annotated[
+        str, typer.Option(help="retain, reweight, recompute (upstream's own behaviour) or auto.")
+    ] = "retain",
+    buffers: Annotated[str, typer.Option(help="The patched run's LEANGRPO_BUFFERS: sample or affine.")] = "sample",
     sync: Annotated[str, typer.Option(help="The patched run's LEANGRPO_SYNC: upstream, group or late.")] = "upstream",
     ranks: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     updates: Annotated[int, typer.Option(min=1, help="Optimizer updates to compare.")] = 4,
@@ -151,6 +154,7 @@ def verify_command(
             tree=tree,
             source=source,
             schedule=schedule,
+            buffers=buffers,
             sync=sync,
             ranks=ranks,
             updates=updates,

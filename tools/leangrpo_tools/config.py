@@ -4,8 +4,12 @@ DEFAULTS = """\
 # Settings of the patched run, `name: value`. A LEANGRPO_* environment variable of the same name wins.
 # Delete the leading `# ` to change one.
 
-# retain: keep the rollout's graphs for the first update; recompute: do exactly what upstream does (the off switch)
+# retain: keep the rollout's graphs for the first update; reweight: walk each at once and keep a gradient per sample;
+# recompute: do exactly what upstream does (the off switch)
 # schedule: retain
+
+# of reweight: sample (a gradient for each sample of the first update), or affine (two per prompt group)
+# buffers: sample
 
 # how many gigabytes of kept graphs a rank may hold: measured, unlimited, or a number
 # budget_gb: measured

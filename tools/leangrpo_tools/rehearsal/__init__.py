@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from leangrpo_tools.rehearsal.trees import Trees
 
 TIMEOUT_S = 120.0
-SCHEDULES = ("retain", "recompute", "auto")
+SCHEDULES = ("retain", "reweight", "recompute", "auto")
+BUFFERS = ("sample", "affine")
 SYNCS = ("upstream", "group", "late")
 PRECISIONS = ("fp32", "bf16")
 CLOCKS = ("wall", "cpu")
 OVERRULED = [
     f"LEANGRPO_{name}"
-    for name in ("SCHEDULE", "BUDGET_GB", "OFFLOAD_GB", "SYNC", "ORDER", "INPUTS", "LAYOUT", "UPDATES")
+    for name in ("SCHEDULE", "BUFFERS", "BUDGET_GB", "OFFLOAD_GB", "SYNC", "ORDER", "INPUTS", "LAYOUT", "UPDATES")
 ]
 HELP = "verify-patch --help"
 
@@ -37,6 +38,7 @@ def verify(
     tree: Path | str | None = None,
     source: str | None = None,
     schedule: str = "retain",
+    buffers: str = "sample",
     sync: str = "upstream",
     ranks: int = 1,
     updates: int = 2,
@@ -56,7 +58,8 @@ def verify(
         name: the upstream, in any case.
         script: the script's name in the recipe.
         tree: a patched checkout to rehearse; by default a fresh one, made from the cache or `source`.
-        schedule: the patched run's, `retain`, `recompute` or `auto`.
+        schedule: the patched run's, `retain`, `reweight`, `recompute` or `auto`.
+        buffers: the patched run's LEANGRPO_BUFFERS, `sample` or `affine`.
         sync: the patched run's LEANGRPO_SYNC, `upstream`, `group` or `late`.
         ranks: processes.
         updates: optimizer updates to compare.
@@ -72,14 +75,14 @@ def verify(
 
     Raises LG401 when upstream's script cannot be run here, LG403 for a configuration it does not have.
     """
-    _check(schedule, sync, precision, budget)
+    _check(schedule, sync, precision, budget, buffers)
     with _both_trees(name, script, tree, source, session) as (shared, found, say):
         from leangrpo_tools.rehearsal.rehearse import find_script, rehearse
 
         config = find_script(found.rehearsal).configure(
             ranks=ranks, updates=updates, updates_per_rollout=updates_per_rollout, precision=precision,
             checkpointing=checkpointing, ema=ema, schedule=schedule, budget_gb=budget, sync=sync,
-            options=tuple(options),
+            buffers=buffers, options=tuple(options),
         )  # fmt: skip
         report = rehearse(
             found.rehearsal, found.native, found.patched, config, session=shared, upstream=found.upstream,
@@ -167,7 +170,7 @@ def _both_trees(
             raise
 
 
-def _check(schedule: str, sync: str, precision: str, budget: str) -> None:
+def _check(schedule: str, sync: str, precision: str, budget: str, buffers: str = "sample") -> None:
     exported = sorted(name for name in OVERRULED if name in os.environ)
     if exported:
         raise KitError(
@@ -175,7 +178,10 @@ def _check(schedule: str, sync: str, precision: str, budget: str) -> None:
             cause="what is rehearsed is what the options of this command say",
             fix=f"unset {' '.join(exported)}; see --schedule, --sync, --budget and --option, as order=upstream",
         )  # fmt: skip
-    chosen = (("schedule", schedule, SCHEDULES), ("sync", sync, SYNCS), ("precision", precision, PRECISIONS))
+    chosen = (
+        ("schedule", schedule, SCHEDULES), ("sync", sync, SYNCS), ("precision", precision, PRECISIONS),
+        ("buffers", buffers, BUFFERS),
+    )  # fmt: skip
     for name, value, allowed in chosen:
         if value not in allowed:
             raise KitError("LG403", f"--{name} {value}", cause=f"allowed: {', '.join(allowed)}", fix=HELP)

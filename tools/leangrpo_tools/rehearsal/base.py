@@ -16,6 +16,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from leangrpo_tools.rehearsal.recorder import Recorder
 
+REWEIGHTED = {"sample": 2e-6, "affine": 5e-6}
+"""The bound in fp32, by LEANGRPO_BUFFERS, where gradients are scaled after their backward."""
+
+REWEIGHTED_BF16 = 5e-2
+"""In bf16 it makes a difference whether a gradient is rounded before it is scaled or after; neither is nearer to the
+truth. Where samples of opposite advantages nearly cancel, the difference is large beside their sum."""
+
 SHARDED = 1e-6
 """The bound, as relative L2, where gradients are added up in another order than natively."""
 
@@ -35,6 +42,7 @@ class Config:
     checkpointing: bool = False
     ema: bool = False
     schedule: str = "retain"
+    buffers: str = "sample"
     budget_gb: str = "unlimited"
     sync: str = "upstream"
     generations: int = 4
@@ -195,6 +203,15 @@ class Script:
         """What counts as a match: every bit, unless ranks add up their gradients in another order than natively."""
         late = config.sync != "upstream" and config.ranks > 1
         return Bound(bitwise=False, rel_l2=SHARDED) if late or not self.deterministic else Bound(bitwise=True, rel_l2=0)
+
+    def bound_for_schedule(self, config: Config) -> Bound:
+        """The same, given how the patched run makes its gradients."""
+        plain = self.bound(config)
+        if config.schedule != "reweight":
+            return plain
+        bound = REWEIGHTED[config.buffers] if config.precision == "fp32" else REWEIGHTED_BF16
+        weights = plain.weights if config.precision == "fp32" else 1e-3
+        return dataclasses.replace(plain, bitwise=False, rel_l2=max(bound, plain.rel_l2), weights=weights)
 
     def averaged(self, config: Config) -> bool:
         """Whether the native runs have to average gradients over the ranks, which this upstream does not do."""

@@ -46,7 +46,7 @@ def native_runs(stage: Stage, tree: Path, session: Session, say: Callable[[str],
 def bound(stage: Stage, native: Native, tree: Path, say: Callable[[str], None]) -> tuple[Bound, list[str]]:
     """What counts as a match, and a note where that is not what the script alone says."""
     script, config = stage.script, stage.config
-    plain = script.bound(config)
+    plain = script.bound_for_schedule(config)
     floor = compare.compare(native.first, native.again)
     exact = all(update.grad_bitwise and update.weights_bitwise for update in floor)
     if plain.bitwise and not exact:

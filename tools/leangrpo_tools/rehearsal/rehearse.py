@@ -141,11 +141,15 @@ def _report(stage: Stage, upstream: str, before: Native, after: compare.Run, bou
     )
 
 
+BUFFERED = {"sample": "sample", "affine": "prompt group"}
+
+
 def _counts(run: compare.Run) -> Counts:
     return Counts(*([int(summary[kind]) for summary in run.summaries] for kind in ("grad", "no_grad")))
 
 
 def _tested(script: Script, config: Config) -> list[str]:
+    buffers = f" with a buffer per {BUFFERED[config.buffers]}" if config.schedule == "reweight" else ""
     details: list[Any] = [
         f"{script.path}, {config.ranks} rank{'s' if config.ranks > 1 else ''}, {config.updates} updates, "
         f"{config.updates_per_rollout} per rollout",
@@ -153,7 +157,7 @@ def _tested(script: Script, config: Config) -> list[str]:
         "fp32 (autocast off)" if config.precision == "fp32" else "bf16 autocast",
         f"gradient checkpointing {'on' if script.checkpoints(config) else 'off'}, "
         f"EMA {'on (its own weights are not compared)' if config.ema else 'off'}",
-        f"schedule {config.schedule}, sync {config.sync}, budget {config.budget_gb}",
+        f"schedule {config.schedule}{buffers}, sync {config.sync}, budget {config.budget_gb}",
         *([", ".join(f"{name} {value}" for name, value in config.options)] if config.options else []),
         "gradients before clipping, weights after each step, rewards, on every rank",
     ]

@@ -89,7 +89,11 @@ class Report:
         found += [f"update {index}: the ranks' weights differ from each other" for index in apart]
         if any(not update.finite for update in self.floor):
             found.append("upstream's own run has values that are not finite")
-        if self.config.schedule == "retain" and self.config.budget_gb == "unlimited" and not self.failures:
+        if (
+            self.config.schedule in ("retain", "reweight")
+            and self.config.budget_gb == "unlimited"
+            and not self.failures
+        ):
             found += self._without_replay()
         if not self.control_caught:
             found.append("the negative control was not caught: a flipped advantage looked like a match")

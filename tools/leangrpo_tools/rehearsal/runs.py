@@ -110,7 +110,7 @@ class Stage:
             env |= {
                 "LEANGRPO_SCHEDULE": self.config.schedule, "LEANGRPO_AUDIT": "off",
                 "LEANGRPO_BUDGET_GB": self.config.budget_gb, "LEANGRPO_SYNC": self.config.sync,
-                "LEANGRPO_REPORT_DIR": str(folder),
+                "LEANGRPO_REPORT_DIR": str(folder), "LEANGRPO_BUFFERS": self.config.buffers,
             }  # fmt: skip
         inject = [
             {"function": injection.function, "args": injection.args}

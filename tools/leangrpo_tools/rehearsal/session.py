@@ -67,4 +67,4 @@ class Session:
 
 def native_key(module: str, tree: Path, config: Config, stand_ins: tuple[str, ...] = ()) -> tuple[Any, ...]:
     """What a native run depends on: not on the settings of the patched one, unless they ask for `stand_ins`."""
-    return module, str(tree), stand_ins, dataclasses.replace(config, schedule="", budget_gb="", sync="")
+    return module, str(tree), stand_ins, dataclasses.replace(config, schedule="", budget_gb="", sync="", buffers="")

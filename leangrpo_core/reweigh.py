@@ -1,0 +1,180 @@
+"""LEANGRPO_SCHEDULE=reweight, the update's side: what each buffer is multiplied by, and what must be recomputed.
+
+Upstream's loss has left the true cotangent v of each call at its leaf. A sample for which v = c u at all its calls
+counts c times its buffer. Every other is recomputed natively with v; where its gradient is already part of a group's
+sums, and so counted s times, with v - s u.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from . import agree, locally, sync
+from .buffers import finite
+from .errors import LeanError
+from .multiples import NO_MULTIPLE, NOT_FINITE, SPREAD, certainty, coefficient, fit, measure
+from .replay import Replay
+from .reweight import Part, Reweight
+from .rows import join
+from .window import Window
+
+NOT_TRAINED = "not all kept steps of a sample were trained"
+NO_LINE = "a sample's weight is not affine in its reward"
+
+
+@dataclass
+class Verdict:
+    """A sample: its c, and why that does not say all, or nothing."""
+
+    parts: list[Part]
+    c: float = 0.0
+    certainty: float = 0.0
+    reason: str = ""
+
+    @property
+    def trained(self) -> bool:
+        return any(part.trained for part in self.parts)
+
+    @property
+    def whole(self) -> bool:
+        return all(part.trained for part in self.parts)
+
+
+@dataclass
+class Plan:
+    """What to do.
+
+    Attributes:
+        weights: c of samples with a gradient of their own.
+        lines: a and b of groups.
+        again: samples to recompute, with how often the buffers count them already, and why.
+    """
+
+    weights: dict[int, float] = field(default_factory=dict)
+    lines: dict[int, tuple[float, float]] = field(default_factory=dict)
+    again: dict[int, tuple[float, str]] = field(default_factory=dict)
+
+
+def settle(window: Window, wrapper: sync.Wrapper, net: nn.Module, replays: Sequence[Replay]) -> None:
+    """At the boundary: adds the gradient of what was replayed to the weights' `.grad`.
+
+    Raises:
+        LeanError: LG610, on every rank, if ranks replayed unequal numbers of calls under a wrapper that communicates.
+    """
+    ours = window.reweight
+    assert ours is not None
+    verdicts = judge(ours)
+    plan = decide(ours, verdicts)
+    _recompute(window, wrapper, plan, verdicts, replays)
+    total = ours.buffers.take(plan.weights, plan.lines)
+    if not wrapper.collective:
+        if total:
+            locally.deliver(net, total)
+    elif agree.anyones([bool(total)])[0]:
+        locally.deliver_sharded(net, total or [None] * len(locally.flat(net)), replays[-1].for_audit())
+    trained = [row for row, verdict in verdicts.items() if verdict.trained]
+    ours.other_inputs = {
+        key[1:]
+        for row in trained
+        for key in (part.key for part in verdicts[row].parts if not part.trained)
+        if key not in window.held
+    }
+    ours.samples = dict(Counter(plan.again[row][1] if row in plan.again else "" for row in trained))
+
+
+def judge(ours: Reweight) -> dict[int, Verdict]:
+    """Each sample's c."""
+    verdicts: dict[int, Verdict] = {}
+    for (row, _, _), part in ours.parts.items():
+        verdicts.setdefault(row, Verdict([])).parts.append(part)
+    trained = [part for part in ours.parts.values() if part.trained]
+    measured = dict(
+        zip((part.key for part in trained), measure([(p.cotangents(), p.provisional) for p in trained]), strict=True)
+    )
+    for verdict in verdicts.values():
+        found = [measured[part.key] for part in verdict.parts if part.trained]
+        verdict.c, verdict.reason = coefficient(found)
+        verdict.certainty = certainty(found)
+        if not verdict.reason and verdict.c and not verdict.whole:
+            verdict.reason = NOT_TRAINED
+    return verdicts
+
+
+def decide(ours: Reweight, verdicts: dict[int, Verdict]) -> Plan:
+    """What counts how often, and what is recomputed."""
+    plan = Plan()
+    for row, grads in ours.buffers.single.items():
+        verdict = verdicts.get(row)
+        if verdict is None or not verdict.trained:
+            continue
+        if not verdict.reason and verdict.c and not finite(grads):
+            verdict.reason = NOT_FINITE
+        if verdict.reason:
+            plan.again[row] = 0.0, verdict.reason
+        else:
+            plan.weights[row] = verdict.c
+    for number, group in ours.buffers.groups.items():
+        rows = [row for row in group.rewards if row in verdicts]
+        points = {row: (group.rewards[row], verdicts[row].c) for row in rows if not verdicts[row].reason}
+        line = fit(points, max((verdicts[row].certainty for row in points), default=0.0))
+        counted = {row: line.a + line.b * group.rewards[row] for row in rows if row not in line.explained}
+        # What was not trained has no call of the update that could take back what the sums hold of it.
+        lost = len(rows) < len(group.rewards) or any(s and not verdicts[row].whole for row, s in counted.items())
+        if lost or not any(verdicts[row].trained for row in rows):
+            counted = {row: 0.0 for row in rows if verdicts[row].c or verdicts[row].reason}
+        else:
+            plan.lines[number] = line.a, line.b
+        for row, s in counted.items():
+            if verdicts[row].trained:
+                plan.again[row] = s, verdicts[row].reason or (NOT_TRAINED if lost else NO_LINE)
+    return plan
+
+
+def _recompute(
+    window: Window, wrapper: sync.Wrapper, plan: Plan, verdicts: dict[int, Verdict], replays: Sequence[Replay]
+) -> None:
+    parts = {(id(part.call), part.place): part for verdict in verdicts.values() for part in verdict.parts}
+    found = [[parts[id(row.call), row.place] for row in replay.rows] for replay in replays]
+    flags = [any(part.key[0] in plan.again for part in rows) for rows in found]
+    if wrapper.collective:
+        if agree.minimum(len(flags)) != -agree.minimum(-len(flags)):
+            raise LeanError("LG610", "ranks replayed unequal numbers of calls", "train with LEANGRPO_SCHEDULE=retain")
+        flags = agree.anyones(flags)
+    for replay, rows, flag in zip(replays, found, flags, strict=True):
+        if not flag:
+            continue
+        replay.check()
+        # A wrapper that communicates needs the whole call on every rank; elsewhere its other rows are left out.
+        places = [n for n, part in enumerate(rows) if wrapper.collective or part.key[0] in plan.again]
+        call = replay.for_audit(places)
+        call.walk_natively(_cotangents([rows[n] for n in places], plan))
+        again = [part for part in rows if part.key[0] in plan.again]
+        window.replayed -= len(again)
+        window.recomputed += len(again)
+        for part in again:
+            window.count(plan.again[part.key[0]][1])
+
+
+def _cotangents(parts: Sequence[Part], plan: Plan) -> list[Tensor]:
+    columns = []
+    for part in parts:
+        s, _ = plan.again.get(part.key[0], (None, ""))
+        v = part.cotangents()
+        if s is None:
+            columns.append([torch.zeros_like(grad) for grad in v])
+        else:
+            columns.append([grad - s * u if s else grad for grad, u in zip(v, part.provisional, strict=True)])
+    return [join(list(column)) for column in zip(*columns, strict=True)]
+
+
+WEIGHED = (NO_MULTIPLE, SPREAD, NO_LINE)
+
+
+def in_vain(samples: dict[str, int]) -> str:
+    """Why another window would go as badly: what most samples of this one were recomputed for, or nothing."""
+    if sum(samples.get(reason, 0) for reason in WEIGHED) * 2 <= sum(samples.values()):
+        return ""
+    return max(WEIGHED, key=lambda reason: samples.get(reason, 0))
