@@ -19,7 +19,7 @@ from .host import HostMemory
 from .order import Orders
 from .reductions import Reductions
 from .report import Report
-from .reweighting import Reweighting
+from .reweight.fallback import Reweighting
 from .settings import Settings, load
 from .settle import Settling
 from .turns import Turns

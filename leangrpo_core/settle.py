@@ -3,9 +3,10 @@
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from . import audit, guard, replay, reweigh, sync
+from . import audit, guard, replay, sync
 from .errors import LeanError
 from .late import Late
+from .reweight import update
 from .window import Window
 
 
@@ -97,7 +98,7 @@ class Settling:
             self._late.keep_local(net)
         if window.reweight is not None:
             replay.begin_walk(window, wrapper, walked, net)
-            reweigh.settle(window, wrapper, net, self._replays)
+            update.settle(window, wrapper, net, self._replays)
             self._replays.clear()
         else:
             replay.walk(window, wrapper, net, walked)

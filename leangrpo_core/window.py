@@ -16,7 +16,7 @@ from .rows import BY_UP_TO
 from .sync import bare
 
 if TYPE_CHECKING:
-    from .reweight import Reweight
+    from .reweight.rollout import Reweight
 
 Key = tuple[int, int, str]  # row of the rollout, trajectory step, site (which network call of the step)
 

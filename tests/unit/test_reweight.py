@@ -15,7 +15,7 @@ from support.grpo import Config, Hooks, Policy, Result, train
 from torch import Tensor, nn
 
 from leangrpo_core import Lean, LeanError
-from leangrpo_core.buffers import Buffers
+from leangrpo_core.reweight.buffers import Buffers
 
 BOUND = {"sample": 2e-6, "affine": 5e-6}
 Windows = Callable[[], list[dict[str, Any]]]

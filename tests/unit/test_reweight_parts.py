@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from leangrpo_core import grads, multiples
-from leangrpo_core.buffers import Buffers, Gradient
-from leangrpo_core.multiples import NO_MULTIPLE, NOT_FINITE, SPREAD, coefficient, fit, measure
+from leangrpo_core.reweight import grads, multiples
+from leangrpo_core.reweight.buffers import Buffers, Gradient
+from leangrpo_core.reweight.multiples import NO_MULTIPLE, NOT_FINITE, SPREAD, coefficient, fit, measure
 
 
 def part(

@@ -1,7 +1,7 @@
 """LEANGRPO_SCHEDULE=reweight, the rollout's side: each kept call is walked at once with the log-prob's own gradient.
 
 Its graph is freed then. What stays is the sample's gradient, in a buffer, and the provisional cotangents, each as large
-as an output. The update's side (`reweigh.py`) finds out by what the buffer has to be multiplied, if by anything.
+as an output. The update's side (`update.py`) finds out by what the buffer has to be multiplied, if by anything.
 
 Where the wrapper communicates in a backward, a trajectory's graphs are held up to its end and walked there: ranks
 select different steps, but equally many per trajectory.
@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import agree, grads, locally, memory, sync
+from .. import agree, memory, sync
+from ..capture import OVER_BUDGET, Capture, where
+from ..errors import LeanError
+from ..host import HostMemory
+from ..kept import Kept
+from ..rows import copies_in, join
+from ..window import Key, Window
+from . import grads, locally
 from .buffers import Buffers, add
-from .capture import OVER_BUDGET, Capture, where
-from .errors import LeanError
-from .host import HostMemory
-from .kept import Kept
-from .rows import copies_in, join
 from .scored import Scored, Scoring
-from .window import Key, Window
 
 
 @dataclass

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from . import fsdp1, sync
-from .audit import Call
+from .. import fsdp1, sync
+from ..audit import Call
+from ..errors import LeanError
+from ..guard import parameters_of
+from ..kept import Kept, outputs_of
 from .buffers import Gradient, wide
-from .errors import LeanError
-from .guard import parameters_of
-from .kept import Kept, outputs_of
 
 
 def weights(net: nn.Module) -> list[nn.Parameter]:

@@ -5,12 +5,12 @@ from typing import Any
 
 from torch import nn
 
-from . import agree, sync
+from .. import agree, sync
+from ..settings import Settings
+from ..window import Key, Window
 from .buffers import Buffers
-from .reweigh import in_vain
-from .reweight import Reweight
-from .settings import Settings
-from .window import Key, Window
+from .rollout import Reweight
+from .update import in_vain
 
 
 class Reweighting:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .kept import Kept, Row, result_of
-from .values import Uncuttable, detach_all, map_tensors
-from .window import Key
+from ..kept import Kept, Row, result_of
+from ..values import Uncuttable, detach_all, map_tensors
+from ..window import Key
 
 
 @dataclass

@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from . import agree, locally, sync
+from .. import agree, sync
+from ..errors import LeanError
+from ..replay import Replay
+from ..rows import join
+from ..window import Window
+from . import locally
 from .buffers import finite
-from .errors import LeanError
 from .multiples import NO_MULTIPLE, NOT_FINITE, SPREAD, certainty, coefficient, fit, measure
-from .replay import Replay
-from .reweight import Part, Reweight
-from .rows import join
-from .window import Window
+from .rollout import Part, Reweight
 
 NOT_TRAINED = "not all kept steps of a sample were trained"
 NO_LINE = "a sample's weight is not affine in its reward"
