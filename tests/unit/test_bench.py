@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from leangrpo_tools.rehearsal import bench, timing
+from leangrpo_tools.errors import KitError
+from leangrpo_tools.rehearsal import bench, picture, timing
 from leangrpo_tools.rehearsal.base import Config
 from leangrpo_tools.rehearsal.compare import Run
 from leangrpo_tools.rehearsal.rehearse import find_script
 from leangrpo_tools.rehearsal.timing import COSTS, BenchReport, Timing
+from leangrpo_tools.rehearsal.ways import ways
 
 
 def update(seconds: float, no_grad: int, grad: int, spent: float) -> dict[str, Any]:
@@ -41,7 +43,22 @@ def test_ratio_and_bound() -> None:
     assert report.ratio(retain) == pytest.approx(1.25) and report.bound(retain) == pytest.approx(4 / 3)
     assert report.ratio(native) == report.bound(native) == 1.0
     row = next(line for line in report.render().splitlines() if "retain" in line)
-    assert row.split() == ["retain", "3.20", "1.25", "1.30", "1.33", "10", "12", "1.00", "1.00", "1.00", "2"]
+    assert row.split() == [
+        "retain",
+        "3.20",
+        "1.25",
+        "1.30",
+        "1.33",
+        "10",
+        "12",
+        "1.00",
+        "1.00",
+        "1.00",
+        "0",
+        "0",
+        "0",
+        "2",
+    ]
     assert json.loads(json.dumps(report.to_json()))["timings"][1]["bound"] == pytest.approx(4 / 3)
 
 
@@ -73,7 +90,7 @@ def test_what_auto_trains_where_upstreams_order_may_change() -> None:
 
 
 def test_on_the_example() -> None:
-    report = bench("mini", script="train", repeat=1, updates_per_rollout=1)
+    report = bench("mini", script="train", repeat=1, updates_per_rollout=1, schedule="retain")
     assert [item.name for item in report.timings] == ["native", "recompute", "retain"]
     native, recompute, retain = report.timings
     # 24 forwards without gradient and 12 with, of which retain saves 12: natively 24 + 12 (g + b) and the rest
@@ -82,3 +99,30 @@ def test_on_the_example() -> None:
     assert report.predicted["native"] == 1 and retain.graph_bytes == pytest.approx(4.92e6, rel=0.01)
     assert native.calls == recompute.calls and retain.calls["no_grad"] < native.calls["no_grad"]
     assert all(len(item.seconds) == 2 and all(cost > 0 for cost in item.costs["backward"]) for item in report.timings)
+
+
+def test_ways_of_running() -> None:
+    one = ways(Config(schedule="all"))
+    assert list(one) == ["native", "recompute", "retain", "reweight sample", "reweight affine"]
+    assert (one["reweight affine"].schedule, one["reweight affine"].buffers) == ("reweight", "affine")
+    two = ways(Config(schedule="all", ranks=2))
+    assert list(two) == [
+        "native", "recompute", "recompute late", "retain", "retain late", "reweight sample", "reweight affine",
+    ]  # fmt: skip
+    assert (two["retain late"].schedule, two["retain late"].sync) == ("retain", "late")
+    assert list(ways(Config(schedule="auto"))) == ["native", "recompute", "retain", "auto"]
+    assert list(ways(Config(schedule="retain"))) == ["native", "recompute", "retain"]
+
+
+def test_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native = Timing("native", [4.0], {"no_grad": 20, "grad": 12}, {k: [2.0] for k in COSTS}, 1)
+    retain = Timing("retain", [3.2], {"no_grad": 10, "grad": 12}, {k: [1.0] for k in COSTS}, 2, held_bytes=3)
+    report, file = BenchReport("x", "y", Config(), 2, [native, retain]), tmp_path / "bench.png"
+    picture.check(file)
+    picture.draw(report, file)
+    assert file.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(KitError, match="there is no folder"):
+        picture.check(tmp_path / "none" / "bench.png")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(KitError, match="needs matplotlib"):
+        picture.check(file)

@@ -107,8 +107,9 @@ def bench(
     checkpointing: bool = False,
     budget: str = "unlimited",
     sync: str = "upstream",
-    schedule: str = "retain",
+    schedule: str = "all",
     clock: str = "wall",
+    picture: Path | None = None,
     options: Sequence[tuple[str, str]] = (),
 ) -> BenchReport:
     """Times one script natively and patched, in turn; see :func:`verify` for what the arguments mean.
@@ -116,13 +117,18 @@ def bench(
     Args:
         repeat: processes per way of running.
         rollouts: of each process, of which the first is not counted.
-        schedule: what is timed beside native and `recompute`; with `auto` also `retain`, and only the rollouts after it
-            has chosen count.
+        schedule: what is timed beside native and `recompute`: one, or `all` (see `ways.py`); with `auto` also `retain`,
+            and only the rollouts after it has chosen count.
+        picture: a file for a picture of the ratios.
         clock: `wall` seconds, or `cpu` seconds of each rank, which other work on the machine hardly changes.
 
     Raises LG401 when upstream's script cannot be run here, LG403 for a configuration it does not have.
     """
-    _check(schedule, sync, precision, budget)
+    _check("retain" if schedule == "all" else schedule, sync, precision, budget)
+    if picture is not None:
+        from leangrpo_tools.rehearsal import picture as pictures
+
+        pictures.check(picture)
     if clock not in CLOCKS:
         raise KitError("LG403", f"--clock {clock}", cause=f"allowed: {', '.join(CLOCKS)}", fix="bench-patch --help")
     with _both_trees(name, script, tree, source, None) as (shared, found, say):
@@ -133,10 +139,13 @@ def bench(
             ranks=ranks, updates_per_rollout=updates_per_rollout, precision=precision, checkpointing=checkpointing,
             budget_gb=budget, sync=sync, schedule=schedule, clock=clock, options=tuple(options),
         )  # fmt: skip
-        return measure(
+        report = measure(
             found.rehearsal, found.native, found.patched, config, session=shared, upstream=found.upstream,
             repeat=repeat, rollouts=rollouts, say=say,
         )  # fmt: skip
+        if picture is not None:
+            pictures.draw(report, picture)
+        return report
 
 
 @contextlib.contextmanager

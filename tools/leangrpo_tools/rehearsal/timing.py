@@ -14,11 +14,11 @@ from leangrpo_tools.rehearsal.base import Config
 from leangrpo_tools.rehearsal.rehearse import check, find_script, full_name
 from leangrpo_tools.rehearsal.runs import Stage
 from leangrpo_tools.rehearsal.session import Session
+from leangrpo_tools.rehearsal.ways import AUTO_ROLLOUTS, ways
 
 ROLLOUTS = 3
 """Rollouts per process, where nothing else is said; the first one warms up and is not counted."""
-AUTO_SKIPS, AUTO_ROLLOUTS = 8, 10
-"""Where the run itself chooses: a native rollout, one with the probe, and six that may be compared are not counted."""
+AUTO_SKIPS = AUTO_ROLLOUTS - 2
 COSTS = ("no_grad", "grad", "backward")
 
 
@@ -36,6 +36,10 @@ class Timing:
     """Of the same rollouts the processor's seconds, which other programs of the machine disturb less."""
     held_bytes: int = 0
     """The most that kept graphs took on a rank."""
+    gradients: int = 0
+    """The most gradients that reweighting held on a rank."""
+    collectives: float = 0
+    """Per counted rollout, of the native run or the patched one."""
     said: list[str] = dataclasses.field(default_factory=list)
     """Of `auto`: what it has chosen, each time."""
     graph_bytes: int = 0
@@ -85,6 +89,8 @@ class BenchReport:
                     "name": item.name, "median_s": item.median, "seconds": item.seconds, "ratio": self.ratio(item),
                     "predicted": self.predicted.get(item.name), "bound": self.bound(item), "cpu_s": item.cpu,
                     "calls": item.calls, "peak_rss_bytes": item.peak_rss_bytes, "graph_bytes": item.graph_bytes,
+                    "peak_held_bytes": item.held_bytes, "gradients_held": item.gradients,
+                    "collectives": item.collectives,
                     "costs_s": {kind: item.cost(kind) for kind in COSTS}, "said": item.said,
                 }
                 for item in self.timings
@@ -110,6 +116,9 @@ class BenchReport:
             "no grad s",
             "grad s",
             "backward s",
+            "collectives",
+            "graphs MB",
+            "gradients",
             "MB",
         )
         rows: list[tuple[str, ...]] = [names]
@@ -118,7 +127,8 @@ class BenchReport:
                 item.name, f"{item.median:.2f}", f"{self.ratio(item):.2f}", self._planned(item),
                 f"{self.bound(item):.2f}",
                 f"{item.calls['no_grad']:g}", f"{item.calls['grad']:g}",
-                *(f"{item.cost(kind):.2f}" for kind in COSTS), f"{item.peak_rss_bytes / 1e6:.0f}",
+                *(f"{item.cost(kind):.2f}" for kind in COSTS), f"{item.collectives:g}",
+                f"{item.held_bytes / 1e6:.3g}", f"{item.gradients}", f"{item.peak_rss_bytes / 1e6:.0f}",
             ))  # fmt: skip
         widths = [max(len(row[column]) for row in rows) for column in range(len(names))]
         lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
@@ -136,7 +146,7 @@ def measure(
     module: str, native: Path, patched: Path, config: Config, *, session: Session, upstream: str, repeat: int,
     rollouts: int = ROLLOUTS, only: Sequence[str] = (), say: Callable[[str], None] = lambda text: None,
 ) -> BenchReport:  # fmt: skip
-    """Runs native, recompute and the chosen schedule in turn, `repeat` times; or `only` those of them.
+    """Runs native and the other ways in turn, `repeat` times; or `only` those of them.
 
     Raises LG401 and LG403 as a rehearsal.
     """
@@ -146,17 +156,11 @@ def measure(
     check(script, config)
     say("importing torch and diffusers")
     session.server.preload(script.preload)
-    others = ("recompute", "retain") if config.schedule == "auto" else ("recompute",)
-    ways = {name: dataclasses.replace(config, schedule=name) for name in others}
-    ways = {"native": config} | ways | {config.schedule: config}
-    ways = {name: chosen for name, chosen in ways.items() if not only or name in only}
-    if "auto" in ways:
-        updates = AUTO_ROLLOUTS * config.updates_per_rollout
-        ways["auto"] = dataclasses.replace(config, updates=updates)
-    timings = {name: Timing(name) for name in ways}
+    chosen_ways = {name: chosen for name, chosen in ways(config).items() if not only or name in only}
+    timings = {name: Timing(name) for name in chosen_ways}
     assets: Path | None = None
     for turn in range(repeat):
-        for name, chosen in ways.items():
+        for name, chosen in chosen_ways.items():
             say(f"{name}, {turn + 1} of {repeat}")
             stage = Stage(session.server, script, module, chosen, session.folder(), assets=assets)
             if assets is None:
@@ -170,11 +174,14 @@ def measure(
             windows = [window for rank in stage.windows(variant) for window in rank]
             timings[name].held_bytes = max([timings[name].held_bytes, *(int(w["peak_held_bytes"]) for w in windows)])
             timings[name].graph_bytes = max([0, *(int(window["graph_bytes"]) for window in windows)])
+            timings[name].gradients = max([0, *(int(window["gradients"]) for window in windows)])
             if name == "auto":
                 timings[name].said += _choices(stage.logs(variant) / "rank0.out")
             shutil.rmtree(stage.out(variant))
     found = list(timings.values())
-    predicted = planned.ratios(script, upstream, native, assets, config, found) if assets and "native" in ways else {}
+    predicted: dict[str, float] = {}
+    if assets is not None and "native" in chosen_ways:
+        predicted = planned.ratios(script, upstream, native, assets, config, found)
     return BenchReport(upstream, script.name, config, repeat, found, rollouts, predicted)
 
 
@@ -195,6 +202,7 @@ def _add(timing: Timing, run: compare.Run, per_rollout: int, skipped: int = 1) -
         )
         before, after = run.updates[first - 1][0], part[-1][0]
         timing.calls = {kind: after["forwards"].get(kind, 0) - before["forwards"].get(kind, 0) for kind in COSTS[:2]}
+        timing.collectives = sum(after.get("collectives", {}).values()) - sum(before.get("collectives", {}).values())
         for kind in COSTS:
             timing.costs[kind].append(after["spent"].get(kind, 0.0) - before["spent"].get(kind, 0.0))
     timing.peak_rss_bytes = max(timing.peak_rss_bytes, *(int(item["peak_rss_bytes"]) for item in run.summaries))
