@@ -35,7 +35,7 @@ class Lean:
     @contextmanager
     def rollout(
         self, *, rows: int, steps: int, trained: int, window: int, batch: int = 1, group: int | None = None,
-        shuffled: bool = False, device: Device = None, chosen: Sequence[int] | None = None,
+        shuffled: bool = False, device: Device = None, chosen: Sequence[int] | None = None, moved: bool = False,
     ) -> Iterator[None]:  # fmt: skip
         """Opens a window: network calls of the selected steps in this block are kept.
 
@@ -50,6 +50,8 @@ class Lean:
             device: whose generator upstream draws these orders from; None is the CPU's.
             chosen: the steps that are trained, `trained` of them, in this order, where upstream knows them beforehand
                 and draws no order of steps.
+            moved: upstream may train the rows in another order, known only with their rewards. Then those of the first
+                update that are among the first `window` are held, or, if LEANGRPO_ORDER is `upstream`, all are.
 
         Raises:
             LeanError: LG601 and LG602 for settings that are wrong or differ between ranks.
@@ -64,7 +66,8 @@ class Lean:
             in_order = chosen is not None
             order = run.orders.draw(base, rows, steps, shuffled=shuffled, device=device, in_order=in_order)
             if window and run.schedule != "recompute":
-                run.open(base, order.positions(window, chosen or range(trained), batch))
+                held = rows if moved and run.settings.order == "upstream" else window
+                run.open(base, order.positions(held, chosen or range(trained), batch))
                 run.reweighting.begin(run.window, run.settings, steps, group or rows)
         with run.rolling_out(last=True):
             yield

@@ -111,7 +111,7 @@ class DanceGRPO(Script):
         if _in_parts(context.config):
             indexed.install(context, indexed.calls_per_rollout(context.config, context.world, context.patched))
         if context.config.precision == "fp32":
-            _load_in_float32()
+            load_in_float32()
 
     def flip_advantage(self, context: Context) -> None:
         """The first sample's advantage: the script clamps it symmetrically right before the loss."""
@@ -159,7 +159,7 @@ def _reward_checkpoint() -> None:
     torch.load = without_reward
 
 
-def _load_in_float32() -> None:
+def load_in_float32() -> None:
     """bf16 weights rely on autocast, which fp32 switches off: load every model of the script in float32."""
     import torch
     from diffusers import ModelMixin

@@ -11,24 +11,36 @@ from leangrpo_tools.rehearsal import stubs
 from leangrpo_tools.rehearsal.recorder import Recorder
 
 
-class FakeReward(torch.nn.Module):
-    """Scores an image by a fixed projection of its pixels, on a grid.
+def score(image: torch.Tensor, phase: float) -> torch.Tensor:
+    """Scores an image by a fixed projection of its pixels, on a grid: float64, which autocast leaves alone.
 
     The grid makes the score insensitive to rounding: a pixel that differs by one level must not look like a different
-    gradient. Features are float64, which autocast leaves alone.
+    gradient.
     """
+    pixels = image.detach().double().reshape(-1)
+    weights = torch.sin(torch.arange(1, pixels.numel() + 1, dtype=torch.float64) * 12.9898)
+    found = torch.sin((pixels * weights).sum() * 40 / math.sqrt(pixels.numel()) + phase)
+    return (found * 20).round() / 20
+
+
+def pixels_of(image: Any) -> torch.Tensor:
+    """A PIL image as floats from 0 to 1, [height, width, 3]."""
+    import numpy
+
+    return torch.from_numpy(numpy.array(image.convert("RGB"))).float() / 255
+
+
+class FakeReward(torch.nn.Module):
+    """A model whose features make up the score."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
 
     def forward(self, image: torch.Tensor, text: torch.Tensor) -> dict[str, torch.Tensor]:
-        pixels = image.detach().double().reshape(-1)
-        weights = torch.sin(torch.arange(1, pixels.numel() + 1, dtype=torch.float64) * 12.9898)
-        score = torch.sin((pixels * weights).sum() * 40 / math.sqrt(pixels.numel()) + text.double().sum())
-        score = (score * 20).round() / 20
-        self.recorder.note("rewards", score)
-        return {"image_features": score.reshape(1, 1), "text_features": torch.ones(1, 1, dtype=torch.float64)}
+        found = score(image, text.double().sum().item())
+        self.recorder.note("rewards", found)
+        return {"image_features": found.reshape(1, 1), "text_features": torch.ones(1, 1, dtype=torch.float64)}
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Accepts the empty checkpoint."""
@@ -38,13 +50,8 @@ class FakeReward(torch.nn.Module):
 def install(recorder: Recorder) -> None:
     """Puts modules named as HPSv2's into `sys.modules`."""
 
-    def preprocess(image: Any) -> torch.Tensor:
-        import numpy
-
-        return torch.from_numpy(numpy.array(image.convert("RGB"))).float() / 255
-
     def create_model_and_transforms(*args: Any, **kwargs: Any) -> tuple[FakeReward, None, Any]:
-        return FakeReward(recorder), None, preprocess
+        return FakeReward(recorder), None, pixels_of
 
     def get_tokenizer(*args: Any) -> Any:
         return lambda texts: torch.tensor([[ord(letter) % 7 for letter in text] for text in texts])

@@ -1,0 +1,93 @@
+"""MixGRPO, `fastvideo/train_grpo_flux.py`: a sliding window of trained steps, three step functions, several rewards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from leangrpo_tools.rehearsal.base import Config, Context, Launch
+from leangrpo_tools.rehearsal.scripts.dancegrpo import load_in_float32
+from leangrpo_tools.rehearsal.scripts.dancegrpo_flux import Flux
+
+CHOICES = {
+    "strategy": ("part", "all"), "step": ("flow", "dance", "dpm"), "flash": ("0", "1"),
+    "rewards": ("advantage_aggr", "reward_aggr", "one"), "rerange": ("null", "random", "balance"),
+    "order": ("held-first", "upstream"),
+}  # fmt: skip
+"""Options with a fixed set of values, the default first."""
+NUMBERS = {"kl": "0", "trimmed": "0", "group_size": "2", "frozen": "-1", "overlap": "1", "compress": "0.7"}
+"""`group_size` steps are in the window, which moves on by `overlap` with each rollout."""
+
+
+class MixFlux(Flux):
+    """The tiny FLUX of DanceGRPO's rehearsal, scored by two stand-ins."""
+
+    options = ("learning_rate", "same_noise", "prompts", "generations", *CHOICES, *NUMBERS)
+    folders = ()
+
+    def trained(self, config: Config) -> int:
+        """The window of each rollout is whole (`supports`)."""
+        if config.option("strategy", "part") == "part":
+            return int(_number(config, "group_size"))
+        frozen = int(_number(config, "frozen"))
+        return frozen if frozen > 0 else super().trained(config)
+
+    def supports(self, config: Config) -> str | None:
+        """The sliding window must not run out of the trajectory, where upstream stops with an error."""
+        if config.ema:
+            return "this script keeps no EMA"
+        for name, allowed in CHOICES.items():
+            if config.option(name, allowed[0]) not in allowed:
+                return f"{name} is {config.option(name, '')!r}; allowed: {', '.join(allowed)}"
+        for name in NUMBERS:
+            try:
+                _number(config, name)
+            except ValueError:
+                return f"{name} is {config.option(name, '')!r}; allowed: numbers"
+        if config.option("strategy", "part") == "part":
+            last = _number(config, "overlap") * (config.rollouts - 1) + _number(config, "group_size")
+            if not 1 <= last <= config.steps - 2:
+                return f"the window of the last rollout ends at step {last:g}, upstream's last is {config.steps - 2}"
+        return super().supports(config)
+
+    def launch(self, workdir: Path, config: Config) -> Launch:
+        """As `scripts/finetune/finetune_flux_grpo_MixGRPO.sh`, or `..._Flash.sh`, with everything small."""
+        argv = [word for word in self.launch_arguments(workdir, config) if word != "--use_hpsv2"]
+        several = config.option("rewards", "advantage_aggr") != "one"
+        aggregated = config.option("rewards", "advantage_aggr") if several else "reward_aggr"
+        step, flash = config.option("step", "flow"), config.option("flash", "0") == "1"
+        values: dict[str, Any] = {
+            "training_strategy": config.option("strategy", "part"), "experiment_name": "tiny", "wandb_key": "none",
+            "kl_coeff": _number(config, "kl"), "trimmed_ratio": _number(config, "trimmed"),
+            "frozen_init_timesteps": int(_number(config, "frozen")),
+            "group_size": int(_number(config, "group_size")), "iters_per_group": 1,
+            "sample_strategy": "progressive", "prog_overlap_step": int(_number(config, "overlap")),
+            "reward_model": "hpsv2_clip_score" if several else "hpsv2", "multi_reward_mix": aggregated,
+            "hps_weight": 1.0, "clip_score_weight": 0.5,
+            "dpm_algorithm_type": "dpmsolver++" if flash or step == "dpm" else "null",
+            "dpm_apply_strategy": "all" if step == "dpm" else "post",
+            "dpm_post_compress_ratio": _number(config, "compress"), "dpm_solver_order": 2,
+            "dpm_solver_type": "midpoint", "advantage_rerange_strategy": config.option("rerange", "null"),
+        }  # fmt: skip
+        argv += [text for name, value in values.items() for text in (f"--{name}", str(value))]
+        argv += ["--prog_overlap", "--roll_back"] + (["--flow_grpo_sampling"] if step == "flow" else [])
+        return Launch(argv, {"LEANGRPO_ORDER": config.option("order", "held-first")})
+
+    def install(self, context: Context) -> None:
+        """The stand-ins for the reward models, and float32 weights where fp32 is rehearsed."""
+        from leangrpo_tools.rehearsal.scripts.mixgrpo_rewards import install
+
+        install(context.recorder)
+        if context.config.precision == "fp32":
+            load_in_float32()
+
+    def not_tested(self, config: Config) -> list[str]:
+        """The rewards are always stand-ins here."""
+        return ["upstream's reward models (deterministic stand-ins scored the images)"]
+
+
+def _number(config: Config, name: str) -> float:
+    return float(config.option(name, NUMBERS[name]))
+
+
+SCRIPT = MixFlux()
