@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from leangrpo_tools.rehearsal import stubs
 from leangrpo_tools.rehearsal.base import Config, Context, Launch
 from leangrpo_tools.rehearsal.scripts.dancegrpo import load_in_float32
 from leangrpo_tools.rehearsal.scripts.dancegrpo_flux import Flux
@@ -75,9 +76,13 @@ class MixFlux(Flux):
 
     def install(self, context: Context) -> None:
         """The stand-ins for the reward models, and float32 weights where fp32 is rehearsed."""
+        import wandb  # a stand-in
+
         from leangrpo_tools.rehearsal.scripts.mixgrpo_rewards import install
 
         install(context.recorder)
+        # Upstream writes the run's id into a JSON file.
+        wandb.util = stubs.fake("wandb.util", generate_id=lambda: "tiny")
         if context.config.precision == "fp32":
             load_in_float32()
 
