@@ -56,6 +56,7 @@ class Config:
 
     `group` rows share a prompt, for the runtime; `announced` is the rows per update that it is told, if not the truth.
     `chosen` are the steps that each row trains, in that order, where they are known before the rollout.
+    `moved` is the order in which each rank trains its rows, perhaps not all, that is known only with their rewards.
     `one_autocast` puts a whole rollout under one autocast region, so that calls share cached weights.
     """
 
@@ -66,6 +67,7 @@ class Config:
     group: int | None = None
     announced: int | None = None
     chosen: tuple[int, ...] | None = None
+    moved: tuple[tuple[int, ...], ...] | None = None
     rollouts: int = 2
     tokens: int = 4
     bf16: bool = False
@@ -177,6 +179,7 @@ def train(runtime: Lean | None, net: nn.Module, optimizer: Any, config: Config, 
             "window": config.announced or config.accumulate,
             "group": config.group,
             "chosen": config.chosen,
+            "moved": config.moved is not None,
         }
         with torch.autocast("cpu", torch.bfloat16, enabled=config.one_autocast):
             if lean is None:
@@ -196,7 +199,8 @@ def train(runtime: Lean | None, net: nn.Module, optimizer: Any, config: Config, 
         ids: dict[str, Tensor] = lean.identity() if lean else {}
         order = hooks.steps_of(order)
         hooks.before_update(net)
-        for row in range(config.rows):
+        rows = config.moved[config.rank] if config.moved else range(config.rows)
+        for count, row in enumerate(rows, 1):
             for place in config.chosen or range(config.trained):
                 step = int(order[row, place])
                 net.train()
@@ -214,7 +218,7 @@ def train(runtime: Lean | None, net: nn.Module, optimizer: Any, config: Config, 
                 ratio = torch.exp(_log_prob(velocity, paths[row, step], paths[row, step + 1], 0.3) - scores[row, step])
                 loss = torch.maximum(-advantages[row] * ratio, -advantages[row] * ratio.clamp(0.999, 1.001)).mean()
                 hooks.backward(hooks.loss(loss / (config.accumulate * config.trained)))
-            if (row + 1) % config.accumulate == 0:
+            if count % config.accumulate == 0:
                 hooks.before_flush(net)
                 if lean is not None and not hooks.no_flush:
                     lean.flush(net, optimizer)

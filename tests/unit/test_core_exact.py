@@ -52,6 +52,27 @@ def test_steps_known_before_the_rollout(
     assert lean.calls["no_grad"] == native.calls["no_grad"] - replayed
 
 
+@pytest.mark.parametrize(("order", "kept", "replayed"), [("held-first", 6, 3), ("upstream", 12, 6)])
+@pytest.mark.parametrize("moved", [(3, 1, 0, 2), (1, 3, 2)], ids=["all", "one left out"])
+def test_rows_that_move_after_the_rollout(
+    order: str, kept: int, replayed: int, moved: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held are those that come first if none moves, or all; the first update trains one of the former."""
+    monkeypatch.setenv("LEANGRPO_ORDER", order)
+    config = Config(moved=(moved,), accumulate=2)
+    native, lean = run(None, config), run(Lean(), config)
+    assert_same(lean, native)
+    assert lean.calls["no_grad"] == native.calls["no_grad"] - kept * config.rollouts
+    assert lean.calls["grad"] == native.calls["grad"] + (kept - replayed) * config.rollouts
+
+
+def test_order_upstream_holds_no_more_where_no_row_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEANGRPO_ORDER", "upstream")
+    config = Config(accumulate=2)
+    lean = run(Lean(), config)
+    assert lean.calls == {"grad": 24, "no_grad": 48 - 12}
+
+
 def test_recompute_is_upstream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEANGRPO_SCHEDULE", "recompute")
     config = Config(accumulate=2)

@@ -93,6 +93,14 @@ def test_leftover_samples_are_named(tmp_path) -> None:
     assert "next rollout's first update" in planned(tmp_path, text.replace("_flux", "_qwenimage")).render()
 
 
+def test_a_sliding_window_is_trained_in_place_of_a_fraction(tmp_path) -> None:
+    flags = FLUX | {"train_sp_batch_size": 1, "gradient_accumulation_steps": 3, "sampling_steps": 25}
+    for given, trained in [({}, 14), ({"training_strategy": "part"}, 4), ({"group_size": 6}, 14),
+                           ({"training_strategy": "part", "group_size": 6}, 6)]:  # fmt: skip
+        size = planned(tmp_path, launch_text("flux", flags | given), upstream="mixgrpo").rollout
+        assert (size.trained_steps, size.updates, size.graphs) == (trained, 4, 3 * trained)
+
+
 def test_change_to_one_update_per_rollout(tmp_path) -> None:
     changes = {change.flag: change for change in planned(tmp_path, launch_text("flux", FLUX)).changes}
     change = changes["--gradient_accumulation_steps 24"]

@@ -30,6 +30,8 @@ def words(text: str) -> list[list[str]]:
         ("cat <<EOF > x\ntorchrun no.py\nEOF\na", [["cat"], ["EOF"], ["x"], ["a"]]),
         ("a --b=$(nvidia-smi -L | wc -l) c", [["a", f"--b={shell.OUTPUT}", "c"]]),
         ("a `b c` d", [["a", shell.OUTPUT, "d"]]),
+        ("ssh h 'a b; c'", [["ssh", "h", "a b; c"], ["a", "b"], ["c"]]),
+        ("run 'a b; c'", [["run", "a b; c"]]),
     ],
 )
 def test_commands(text: str, expected: list[list[str]]) -> None:
@@ -51,6 +53,15 @@ def test_commands(text: str, expected: list[list[str]]) -> None:
 )
 def test_variables(text: str, expected: list[str]) -> None:
     assert words(text)[-1] == expected
+
+
+def test_a_command_for_other_machines() -> None:
+    """This file's variables are replaced, those of the other shell are not; inner quotes end the outer ones."""
+    text = 'N=4\nR=1\npdsh -w ^hosts "cd x ; \n export U="http://u" ; \n torchrun --n $N --r \\$R a.py \\\n --b 2 "\n'
+    found = shell.read(text + '# --c "\n').commands
+    assert [(command.line, command.words) for command in found[1:]] == [
+        (3, ["cd", "x"]), (3, ["torchrun", "--n", "4", "--r", "$R", "a.py", "--b", "2"])
+    ]  # fmt: skip
 
 
 def test_notes_and_lines() -> None:

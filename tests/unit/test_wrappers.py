@@ -74,6 +74,15 @@ def test_some_weights_train(kind: str) -> None:
         assert lean.window["replayed"] == 12
 
 
+@pytest.mark.parametrize(("order", "kept", "replayed"), [("held-first", 6, 3), ("upstream", 12, 6)])
+def test_rows_that_move_otherwise_on_each_rank(order: str, kept: int, replayed: int) -> None:
+    """Of the first update's two rows, one rank does not hold the first: both recompute it, and replay the second."""
+    config, env = {"accumulate": 2, "moved": ((3, 1, 0, 2), (1, 0, 2, 3))}, {"LEANGRPO_ORDER": order}
+    for lean, native in both("fsdp", config=config, env=env):
+        assert_same(lean.result, native.result)
+        assert (lean.window["kept"], lean.window["replayed"]) == (kept, replayed)
+
+
 @pytest.mark.parametrize("schedule", ["retain", "recompute"])
 def test_ranks_without_a_wrapper_averaged_late(schedule: str) -> None:
     """As a native trainer that averages all gradients before it clips: in every update, replayed or not."""

@@ -30,6 +30,10 @@ class Flags(Strict):
     """Above 1 each call takes the unconditional input, too."""
     selected: str | None = None
     """How many of the generated samples are trained at all."""
+    window: str | None = None
+    """How many steps are trained in place of a fraction, where `windowed` is so."""
+    windowed: str | None = None
+    """FLAG=VALUE."""
 
 
 class Entries(Strict):
@@ -150,7 +154,7 @@ class Facts(Strict):
 
     flags: Flags | None = None
     config: ConfigFacts | None = None
-    defaults: dict[str, int | float | bool] = Field(default_factory=dict)
+    defaults: dict[str, int | float | bool | str] = Field(default_factory=dict)
     """Defaults of the flags at the pin, for when a script's own source is not at hand."""
     wrapper: Literal["fsdp", "ddp"] = "fsdp"
     """What upstream wraps its networks in where there are several ranks."""

@@ -78,6 +78,8 @@ def _size(read: _Read) -> tuple[Rollout, float]:
     trained = min(values.whole(flags.selected), samples) if flags.selected else samples
     steps, fraction = values.whole(flags.steps), values.number(flags.fraction)
     trained_steps = int((steps - 1) * fraction)
+    if flags.window and flags.windowed and values.holds(flags.windowed):
+        trained_steps = values.whole(flags.window)
     accumulation = values.whole(flags.accumulation)
     share = 1.0 if script.always_checkpointed or values.switch(flags.checkpointing) else 0.0
     if share and flags.checkpointed_share:

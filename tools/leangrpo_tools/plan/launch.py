@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,7 +109,9 @@ class FlagValues:
         table: the kit's table of defaults at the pin.
     """
 
-    def __init__(self, training: Training, options: dict[str, Option] | None, table: dict[str, int | float | bool]):
+    def __init__(
+        self, training: Training, options: dict[str, Option] | None, table: Mapping[str, int | float | bool | str]
+    ) -> None:
         self._words, self._options, self._table = training.after, options, table
         self.defaulted: dict[str, object] = {}
         self.unresolved = [word for word in training.after if word.startswith("$") and not self._is_value(word)]
@@ -143,6 +146,12 @@ class FlagValues:
         if flag is None:
             return False
         return True if self._given(flag) is not None else bool(self._default(flag))
+
+    def holds(self, condition: str) -> bool:
+        """Whether the flag in `FLAG=VALUE` has that value."""
+        flag, _, value = condition.partition("=")
+        given = self._given(flag)
+        return (self._default(flag) if given is None else given) == value
 
     def whole(self, flag: str) -> int:
         """A positive whole number. Raises LG504."""

@@ -2,8 +2,9 @@
 
 Understood: comments, continued lines (a trailing backslash at the end of the file included), quotes, several commands
 in a line or a file, `NAME=value` and `export NAME=value` with literal values, `$NAME`, `${NAME}`, `${NAME:-default}`,
-here-documents (skipped). Everything else that depends on running the file stays in the words as it is written, so that
-a word with a dollar sign left in it is a word whose value is not known.
+here-documents (skipped), commands in quotes that `ssh`, `pdsh`, `bash -c` or `sh -c` hand on. Everything else that
+depends on running the file stays in the words as it is written, so that a word with a dollar sign left in it is a word
+whose value is not known.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from dataclasses import dataclass, field
 _BREAKS = frozenset("();<>|&")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.S)
 _COMMAND_OUTPUT = re.compile(r"\$\([^()]*\)|`[^`]*`")
-_REFERENCE = re.compile(r"\$\{(\w+)(?::?-([^{}$]*))?\}|\$([A-Za-z_]\w*)")
+_REFERENCE = re.compile(r"(?<!\\)\$(?:\{(\w+)(?::?-([^{}$]*))?\}|([A-Za-z_]\w*))")
+_HANDS_ON = ("ssh", "pdsh", "bash", "sh")
 _HEREDOC = re.compile(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
 OUTPUT = "$COMMAND_OUTPUT"
 """Stands for what a command substitution would have printed."""
@@ -53,8 +55,16 @@ def read(text: str) -> Reading:
         for simple in _split(words):
             rest = _assign([_resolve(word, values) for word in simple], values)
             if rest:
-                reading.commands.append(Command(line, rest))
+                inner = [command.words for handed_on in _handed_on(rest) for command in read(handed_on).commands]
+                reading.commands += [Command(line, command) for command in (rest, *inner)]
     return reading
+
+
+def _handed_on(words: list[str]) -> list[str]:
+    """Texts that are commands for another shell, which replaces what is written `\\$NAME` here."""
+    if words[0].rsplit("/", 1)[-1] not in _HANDS_ON:
+        return []
+    return [word.replace("\\$", "$") for word in words[1:] if any(space in word for space in " \n")]
 
 
 def _statements(lines: list[str]) -> list[tuple[int, str]]:

@@ -25,7 +25,8 @@ def install(recorder: Recorder) -> None:
             pass
 
         def __call__(self, images: Sequence[Any], prompts: Sequence[str]) -> list[float]:
-            found = [score(pixels_of(image), self.phase + len(prompt)) for image, prompt in zip(images, prompts)]
+            pairs = zip(images, prompts, strict=True)
+            found = [score(pixels_of(image), self.phase + len(prompt)) for image, prompt in pairs]
             for value in found:
                 recorder.note(f"rewards of {type(self).__name__}", value)
             return [value.item() for value in found]
