@@ -26,15 +26,27 @@ def case(ranks: int, per_rollout: int, precision: str = "fp32", wide: bool = Tru
     return pytest.param(ranks, per_rollout, precision, options, id=name, marks=[MATRIX] if wide else [])
 
 
-def rollout_steps(report: Report) -> list[int]:
-    """Steps of each rollout's trajectories: with Flash, fewer follow the window."""
-    option, steps = report.config.option, []
-    for rollout in range(report.config.rollouts):
-        last = int(option("overlap", "1")) * rollout + int(option("group_size", "2")) - 1
-        shortened = option("flash", "0") == "1" and option("strategy", "part") == "part"
-        tail = int((STEPS - last) * float(option("compress", "0.7")))
-        steps.append(last + tail if shortened else STEPS)
-    return steps
+def windows_of(report: Report) -> list[range]:
+    """The trained steps of each rollout with the strategy `part`: at the end the window is cut short."""
+    start = [int(report.config.option("overlap", "1")) * rollout for rollout in range(report.config.rollouts)]
+    return [range(STEPS - 2)[at : at + int(report.config.option("group_size", "2"))] for at in start]
+
+
+def sampled(report: Report) -> int:
+    """Steps of a trajectory in all rollouts: with Flash, fewer follow the window."""
+    option = report.config.option
+    if option("flash", "0") == "0" or option("strategy", "part") == "all":
+        return STEPS * report.config.rollouts
+    lasts = [window[-1] for window in windows_of(report)]
+    return sum(last + int((STEPS - last) * float(option("compress", "0.7"))) for last in lasts)
+
+
+def trained(report: Report) -> list[int]:
+    """Steps trained per sample in each rollout."""
+    option = report.config.option
+    if option("strategy", "part") == "part":
+        return [len(window) for window in windows_of(report)]
+    return [int(option("frozen", "0")) or int((STEPS - 1) * report.config.fraction)] * report.config.rollouts
 
 
 def rehearse(bench: Bench, ranks: int, per_rollout: int, precision: str, rollouts: int = 2, **options: Any) -> Report:
@@ -45,14 +57,6 @@ def rehearse(bench: Bench, ranks: int, per_rollout: int, precision: str, rollout
     assert_ok(report)
     assert report.bound.bitwise and report.floor_bitwise and len(report.updates) == rollouts * per_rollout
     return report
-
-
-def trained(report: Report) -> int:
-    """Steps trained per sample."""
-    option = report.config.option
-    if option("strategy", "part") == "part":
-        return int(option("group_size", "2"))
-    return int(option("frozen", "0")) or int((STEPS - 1) * report.config.fraction)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +78,7 @@ def trained(report: Report) -> int:
         case(2, 1, rewards="reward_aggr", trimmed=0.25, kl=0.1),
         case(1, 2, rewards="advantage_aggr", trimmed=0.25, kl=0.1),
         case(1, 2, rewards="one", group_size=3),
+        case(1, 2, group_size=3, overlap=2),
         case(1, 2, same_noise=0, prompts=2, generations=2),
     ],
 )
@@ -81,12 +86,12 @@ def test_retain_is_bitwise(bench: Bench, ranks: int, per_rollout: int, precision
     rollouts = 1 if options.get("generations") == 2 and "prompts" not in options else 2
     report = rehearse(bench, ranks, per_rollout, precision, rollouts, **options)
     rows, first, turns = report.config.generations, report.config.accumulation, trained(report)
-    steps = sum(rollout_steps(report)) * rows
+    steps, graphs = sampled(report) * rows, [first * each for each in turns]
     assert report.forwards["native"].no_grad == [steps] * ranks
-    assert report.forwards["native"].grad == report.forwards["patched"].grad == [rows * turns * rollouts] * ranks
-    assert report.forwards["patched"].no_grad == [steps - first * turns * rollouts] * ranks
+    assert report.forwards["native"].grad == report.forwards["patched"].grad == [rows * sum(turns)] * ranks
+    assert report.forwards["patched"].no_grad == [steps - sum(graphs)] * ranks
     for windows in report.windows:
-        assert [(window["replayed"], window["recomputed"]) for window in windows] == [(first * turns, 0)] * rollouts
+        assert [(window["replayed"], window["recomputed"]) for window in windows] == [(each, 0) for each in graphs]
 
 
 @pytest.mark.matrix
@@ -130,5 +135,5 @@ def test_rows_that_move_after_their_rewards(bench: Bench, ranks: int, rerange: s
 
 def test_a_window_that_runs_out_is_refused(bench: Bench) -> None:
     with pytest.raises(KitError) as caught:
-        bench.rehearse("flux", updates=2, options={"group_size": 4})
-    assert "ends at step 5, upstream's last is 4" in caught.value.what
+        bench.rehearse("flux", updates=2, options={"overlap": 4})
+    assert "from step 0 to 4 do not fit before step 4" in caught.value.what

@@ -39,7 +39,9 @@ def test_any_share_of_steps(trained: int) -> None:
     assert_same(run(Lean(), config), run(None, config))
 
 
-@pytest.mark.parametrize(("schedule", "chosen"), [("retain", (3, 1)), ("retain", (4,)), ("recompute", (3, 1))])
+@pytest.mark.parametrize(
+    ("schedule", "chosen"), [("retain", (3, 1)), ("retain", (4,)), ("retain", ()), ("recompute", (3, 1))]
+)
 def test_steps_known_before_the_rollout(
     schedule: str, chosen: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,6 +52,7 @@ def test_steps_known_before_the_rollout(
     assert_same(lean, native)
     replayed = 2 * len(chosen) * config.rollouts if schedule == "retain" else 0
     assert lean.calls["no_grad"] == native.calls["no_grad"] - replayed
+    assert lean.calls.get("grad") == native.calls.get("grad")  # what was kept was not in vain
 
 
 @pytest.mark.parametrize(("order", "kept", "replayed"), [("held-first", 6, 3), ("upstream", 12, 6)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,14 @@ class MixFlux(Flux):
     folders = ()
 
     def trained(self, config: Config) -> int:
-        """The window of each rollout is whole (`supports`)."""
+        """The first rollout's; its window is whole (`supports`)."""
         if config.option("strategy", "part") == "part":
             return int(_number(config, "group_size"))
         frozen = int(_number(config, "frozen"))
         return frozen if frozen > 0 else super().trained(config)
 
     def supports(self, config: Config) -> str | None:
-        """The sliding window must not run out of the trajectory, where upstream stops with an error."""
+        """A window with no step in it stops upstream with an error."""
         if config.ema:
             return "this script keeps no EMA"
         for name, allowed in CHOICES.items():
@@ -46,9 +47,10 @@ class MixFlux(Flux):
             except ValueError:
                 return f"{name} is {config.option(name, '')!r}; allowed: numbers"
         if config.option("strategy", "part") == "part":
-            last = _number(config, "overlap") * (config.rollouts - 1) + _number(config, "group_size")
-            if not 1 <= last <= config.steps - 2:
-                return f"the window of the last rollout ends at step {last:g}, upstream's last is {config.steps - 2}"
+            end, size = config.steps - 2, int(_number(config, "group_size"))
+            last = int(_number(config, "overlap")) * (config.rollouts - 1)
+            if not 1 <= size <= end or last >= end:
+                return f"windows of {size} steps from step 0 to {last} do not fit before step {end}, upstream's limit"
         return super().supports(config)
 
     def launch(self, workdir: Path, config: Config) -> Launch:
@@ -76,13 +78,11 @@ class MixFlux(Flux):
 
     def install(self, context: Context) -> None:
         """The stand-ins for the reward models, and float32 weights where fp32 is rehearsed."""
-        import wandb  # a stand-in
-
         from leangrpo_tools.rehearsal.scripts.mixgrpo_rewards import install
 
         install(context.recorder)
         # Upstream writes the run's id into a JSON file.
-        wandb.util = stubs.fake("wandb.util", generate_id=lambda: "tiny")
+        importlib.import_module("wandb").util = stubs.fake("wandb.util", generate_id=lambda: "tiny")
         if context.config.precision == "fp32":
             load_in_float32()
 
