@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,10 @@ class MixFlux(Flux):
             if config.option(name, allowed[0]) not in allowed:
                 return f"{name} is {config.option(name, '')!r}; allowed: {', '.join(allowed)}"
         for name in NUMBERS:
-            try:
-                _number(config, name)
-            except ValueError:
+            if not re.fullmatch(r"-?\d+(\.\d+)?", config.option(name, NUMBERS[name])):
                 return f"{name} is {config.option(name, '')!r}; allowed: numbers"
+        if config.option("step", "flow") == "dpm" and config.option("flash", "0") == "1":
+            return "step=dpm is the DPM solver for all steps, flash=1 that for those after the window: give one of them"
         if config.option("strategy", "part") == "part":
             end, size = config.steps - 2, int(_number(config, "group_size"))
             last = int(_number(config, "overlap")) * (config.rollouts - 1)
@@ -82,13 +83,26 @@ class MixFlux(Flux):
 
         install(context.recorder)
         # Upstream writes the run's id into a JSON file.
-        importlib.import_module("wandb").util = stubs.fake("wandb.util", generate_id=lambda: "tiny")
+        wandb: Any = importlib.import_module("wandb")
+        wandb.util = stubs.fake("wandb.util", generate_id=lambda: "tiny")
         if context.config.precision == "fp32":
             load_in_float32()
 
+    def notes(self, config: Config) -> list[str]:
+        """Which steps were trained, and the variant."""
+        size, overlap = config.option("group_size", "2"), config.option("overlap", "1")
+        trained = f"windows of {size} steps that move on by {overlap} per rollout, no fraction"
+        if config.option("strategy", "part") == "all":
+            trained = f"{self.trained(config)} drawn steps"
+        chosen = ", ".join(f"{name} {config.option(name, allowed[0])}" for name, allowed in CHOICES.items())
+        return [f"trained: {trained}; {chosen}"]
+
     def not_tested(self, config: Config) -> list[str]:
         """The rewards are always stand-ins here."""
-        return ["upstream's reward models (deterministic stand-ins scored the images)"]
+        return [
+            "upstream's reward models (deterministic stand-ins scored the images), and more than two of them, whose "
+            "advantages it adds up in the order in which its threads finish"
+        ]
 
 
 def _number(config: Config, name: str) -> float:
