@@ -47,6 +47,8 @@ class MixFlux(Flux):
                 return f"{name} is {config.option(name, '')!r}; allowed: numbers"
         if config.option("step", "flow") == "dpm" and config.option("flash", "0") == "1":
             return "step=dpm is the DPM solver for all steps, flash=1 that for those after the window: give one of them"
+        if config.option("step", "flow") == "dpm" and config.option("same_noise", "1") == "1":
+            return "with step=dpm upstream draws the same noise for all samples and learns nothing: give same_noise=0"
         if config.option("strategy", "part") == "part":
             end, size = config.steps - 2, int(_number(config, "group_size"))
             last = int(_number(config, "overlap")) * (config.rollouts - 1)
