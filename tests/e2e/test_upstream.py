@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from support.toytree import contents, git
 
-from leangrpo_tools import fetch, lock
+from leangrpo_tools import fetch, lock, recipe
 from leangrpo_tools.apply import apply
 from leangrpo_tools.diff import diff
+from leangrpo_tools.plan import plan
 from leangrpo_tools.revert import revert
 
 pytestmark = pytest.mark.upstream
@@ -68,7 +69,7 @@ def test_flowgrpo_changes_few_lines_and_nothing_but_training_opens_a_window(tmp_
     assert contents(done.dest) == after
 
 
-def test_mixgrpo_changes_few_lines_and_its_rollout_elsewhere_is_upstreams_own(tmp_path: Path) -> None:
+def test_mixgrpo_changes_few_lines_and_its_launch_files_are_read(tmp_path: Path) -> None:
     done = real("MixGRPO", tmp_path)
     script, sampler = (done.dest / "fastvideo" / name for name in ("train_grpo_flux.py", "utils/sampling_utils.py"))
     text = script.read_text()
@@ -77,6 +78,14 @@ def test_mixgrpo_changes_few_lines_and_its_rollout_elsewhere_is_upstreams_own(tm
         assert text.count(call) == 1, call
     assert sampler.read_text().count("lean.rollout_call(") == 1 and "lean_rows=None," in sampler.read_text()
     assert "lean" not in (done.dest / "fastvideo/sample/sample_flux.py").read_text()
+    # The training command is handed to the machines as one quoted text, its flags are variables of the launch file.
+    launch_files = recipe.load("MixGRPO").find("flux").launch
+    assert len(launch_files) == 3
+    for file in launch_files:
+        found = plan("MixGRPO", done.dest / file)
+        size = found.rollout
+        assert (found.ranks, size.samples, size.steps, size.trained_steps, size.updates) == (32, 12, 25, 4, 4)
+        assert size.graphs == 12 and set(found.defaults) == {"selective_checkpointing"}
     assert "2 files changed" in diff(done.dest, stat=True).text.decode()
     assert git(done.dest, "status", "--porcelain") == ""
     after = contents(done.dest)
@@ -100,26 +109,12 @@ def test_every_anchor_matches_and_only_few_lines_change(patched) -> None:
     assert git(patched.dest, "status", "--porcelain") == ""
 
 
-@pytest.mark.parametrize("upstream", ["DanceGRPO", "flowGRPO", "MixGRPO"])
+@pytest.mark.parametrize("upstream", ["DanceGRPO", "flowGRPO"])
 def test_launch_files_of_the_recipe_exist(upstream: str, tmp_path: Path) -> None:
-    from leangrpo_tools import recipe
-
     dest = real(upstream, tmp_path).dest
     for script in recipe.load(upstream).scripts.values():
         for launch in script.launch:
             assert Path(script.file).name in (dest / launch).read_text()
-
-
-@pytest.mark.parametrize("name", ["", "_Flash", "_Flash*"])
-def test_plan_reads_mixgrpos_launch_files(name: str, tmp_path: Path) -> None:
-    """The training command is handed to the machines as one quoted text, its flags are variables of the file."""
-    from leangrpo_tools.plan import plan
-
-    dest = real("MixGRPO", tmp_path).dest
-    report = plan("MixGRPO", dest / f"scripts/finetune/finetune_flux_grpo_MixGRPO{name}.sh")
-    size = report.rollout
-    assert (report.ranks, size.samples, size.steps, size.trained_steps, size.updates) == (32, 12, 25, 4, 4)
-    assert size.graphs == 12 and set(report.defaults) == {"selective_checkpointing"}
 
 
 def test_round_trip_and_time(patched, tmp_path: Path) -> None:
