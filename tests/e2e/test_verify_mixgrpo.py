@@ -106,6 +106,28 @@ def test_recompute_is_bitwise_upstream(bench: Bench, ranks: int, options: dict[s
 
 
 @pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("ranks", "buffers", "options"),
+    [
+        (1, "sample", {"flash": 1}),
+        (1, "sample", {"step": "dance", "strategy": "all"}),
+        (1, "affine", {"rewards": "reward_aggr"}),
+        (1, "affine", {"rewards": "advantage_aggr"}),
+        (1, "sample", {"rerange": "balance", "order": "upstream"}),
+        (2, "sample", {"flash": 1}),
+    ],
+)
+def test_gradients_in_place_of_graphs(bench: Bench, ranks: int, buffers: str, options: dict[str, Any]) -> None:
+    report = bench.rehearse(
+        "flux", ranks=ranks, updates=2, updates_per_rollout=2, schedule="reweight", buffers=buffers, options=options
+    )  # fmt: skip
+    assert_ok(report)
+    assert report.bound.rel_l2 == {"sample": 2e-6, "affine": 5e-6}[buffers]
+    first = 2 * trained(report)[0]
+    assert [(window["replayed"], window["recomputed"]) for (window,) in report.windows] == [(first, 0)] * ranks
+
+
+@pytest.mark.matrix
 def test_late_reductions(bench: Bench) -> None:
     report = bench.rehearse("flux", ranks=2, updates=2, sync="late")
     assert_ok(report)
