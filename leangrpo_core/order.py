@@ -48,12 +48,15 @@ class Order:
         shuffled: whether upstream also puts the rows in a random order; it draws that first.
         device: whose generator upstream draws from; None is the CPU's.
         in_order: upstream draws neither before it has seen the rewards, and trains the steps from the first on.
+        best_of: upstream trains some of the rows, which it chooses by their rewards, and then draws their steps.
     """
 
     def __init__(
-        self, base: int, rows: int, steps: int, shuffled: bool = False, device: Device = None, in_order: bool = False
-    ) -> None:
+        self, base: int, rows: int, steps: int, shuffled: bool = False, device: Device = None, in_order: bool = False,
+        best_of: int | None = None,
+    ) -> None:  # fmt: skip
         self._base = base
+        self._best_of = best_of
         self.rows = draw_rows(rows, device) if shuffled else torch.arange(rows, device=device)
         self.steps = steps_in_order(rows, steps) if in_order else draw_steps(rows, steps, device)
         # None where upstream draws from the device: noise of the rollout comes from the same generator.
@@ -68,12 +71,17 @@ class Order:
         self._row_answers -= 1
         return self.rows.clone()
 
-    def for_steps(self, rows: int, steps: int) -> Tensor | None:
-        """The order of each row's steps, at the first call for as many."""
-        if not self._step_answers or (rows, steps) != tuple(self.steps.shape):
+    @property
+    def announced(self) -> tuple[int, int]:
+        """For how many rows and steps upstream will ask."""
+        return self._best_of or len(self.steps), self.steps.shape[1]
+
+    def for_steps(self, rows: int, steps: int, ids: Tensor | None = None) -> Tensor | None:
+        """The order of each row's steps, at the first call for as many; of the rows with these ids only, if given."""
+        if not self._step_answers or (rows, steps) != self.announced:
             return None
         self._step_answers -= 1
-        return self.steps.clone()
+        return self.steps.clone() if ids is None else self.steps[ids.cpu() - self._base]
 
     def ids(self) -> dict[str, Tensor] | None:
         """Ids of the samples in the order in which they are trained (`Lean.identity`), once upstream has all of it."""
@@ -126,19 +134,21 @@ class Orders:
         drawn = self._order.for_rows(rows) if self._order else None
         return draw_rows(rows, device) if drawn is None else drawn.to(device)
 
-    def of_steps(self, rows: int, steps: int, device: Device) -> Tensor:
+    def of_steps(self, rows: int, steps: int, device: Device, ids: Tensor | None = None) -> Tensor:
         """See `Lean.step_order`."""
         order = self._order
-        drawn = order.for_steps(rows, steps) if order else None
+        drawn = order.for_steps(rows, steps, ids) if order else None
         if order is None or drawn is None:
-            if order is not None and (rows, steps) != tuple(order.steps.shape):
-                announced = "{} x {}".format(*order.steps.shape)
+            if order is not None and (rows, steps) != order.announced:
+                announced = "{} x {}".format(*order.announced)
                 self._once(f"upstream trains {rows} x {steps} steps, the rollout announced {announced}")
             drawn = draw_steps(rows, steps, device)
             # Trained in an order that no rollout knew: ids that name nothing.
             self._ids = {"lean_row": torch.full((rows,), -1), "lean_step": drawn.cpu()}
             return drawn
         self._ids = order.ids() or {"lean_row": torch.full((rows,), -1), "lean_step": drawn.cpu()}
+        if ids is not None:
+            self._ids = {"lean_row": ids.cpu(), "lean_step": drawn.cpu()}
         if order.generator_state is not None and not torch.equal(order.generator_state, torch.get_rng_state()):
             self._once(
                 "something in the rollout (a reward, perhaps) draws from the CPU generator, so its numbers come in "

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .values import Uncuttable, leaves, map_tensors
+from .values import Uncuttable, in_tensors_of, leaves, map_tensors
 
 BY_UP_TO = " by up to "
 ROUNDED = "inputs are the rollout's but for rounding: "
@@ -95,8 +95,9 @@ def compare(
     """Which rows of a call are not the kept ones, by their place in the call, and why.
 
     Tensors are compared by value, NaN differs from everything. A tensor of one element, such as a timestep, stands for
-    all rows. One device synchronisation in all, where nothing differs. Where the values differ by no more than what
-    bringing them to a lower precision between rollout and update explains, the reason begins with `ROUNDED`.
+    all rows; integers that came in a list may come in a tensor now. One device synchronisation in all, where nothing
+    differs. Where the values differ by no more than what bringing them to a lower precision between rollout and update
+    explains, the reason begins with `ROUNDED`.
 
     Args:
         kept: by place in the call: the kept call, with its `inputs` and `rows`, and the row's place in that.
@@ -107,18 +108,19 @@ def compare(
     """
     now = list(leaves(named))
     calls = list({id(call): call for call, _ in kept.values()}.values())
+    before = {id(call): in_tensors_of(call.inputs, now) for call in calls}
     for call in calls:
-        if [path for path, _ in call.inputs] != [path for path, _ in now]:
+        if [path for path, _ in before[id(call)]] != [path for path, _ in now]:
             return dict.fromkeys(kept, _names(call.inputs, now))
     pairs: list[Pair] = []
     for index, (path, new) in enumerate(now):
         for call in calls:
-            reason = _other_kind(path, call.inputs[index][1], new, promote)
+            reason = _other_kind(path, before[id(call)][index][1], new, promote)
             if reason:
                 return dict.fromkeys(kept, reason)
         if not isinstance(new, Tensor):
             continue
-        olds = [call.inputs[index][1] for call, _ in kept.values()]
+        olds = [before[id(call)][index][1] for call, _ in kept.values()]
         if any(
             not _alike(old, call.rows, new, rows, copies) for old, (call, _) in zip(olds, kept.values(), strict=True)
         ):

@@ -35,6 +35,7 @@ class Run:
         window: the open one; None outside a rollout and the first update after it.
         orders: the order in which the last rollout is trained.
         sizes, budget, host: what graphs weigh, and what room there is for them.
+        last_rows: ids of the last rollout's rows.
         turns: which policy call is the last of an update.
         auto: the choice of how windows run, where it is left to the run.
         audited: networks that an audit has found exact.
@@ -45,6 +46,7 @@ class Run:
         self.report = Report()
         self.window: Window | None = None
         self.orders = Orders(self.report.once)
+        self.last_rows = torch.arange(0)
         self.sizes, self.budget, self.host = memory.Sizes(), Budget(None), HostMemory(0.0)
         self.turns = Turns()
         self.reductions = Reductions(self.report)
@@ -111,20 +113,44 @@ class Run:
             self.auto.begin()
         self.orders.forget()
         base, self._rows = self._rows, self._rows + rows
+        self.last_rows = torch.arange(base, self._rows)
         return base
+
+    def holds_all(self, rows: int, trained: int, best_of: int, window: int) -> bool:
+        """Whether the graphs of all rows are to be held, of which upstream trains `best_of`; says it once."""
+        held, needed = rows * trained, min(window, best_of) * trained
+        what = f"{best_of} of {rows} samples are trained, chosen by their rewards: to replay {needed} calls"
+        if self.schedule == "reweight":
+            self.report.once(
+                f"{what}, those of all {held} would be walked. Nothing is kept, training runs as upstream's"
+            )
+            return False
+        if self.settings.order == "upstream":
+            self.report.once(f"{what}, the graphs of all {held} are held")
+            return True
+        self.report.once(
+            f"{what}, the graphs of all {held} would have to be held. Nothing is kept, training runs as upstream's "
+            "(LEANGRPO_ORDER=upstream holds them)"
+        )
+        return False
 
     def open(self, base: int, positions: dict[tuple[int, int], int], model: nn.Module | None = None) -> None:
         """Opens a window for the steps at `positions`, if kept graphs can be used through the wrapper of `model`."""
-        refusal = self.reductions.classify(model).refusal if model is not None else ""
-        if refusal:  # no window: the order of the samples is upstream's own, too
-            self.report.once(f"{refusal}: nothing is kept, training runs as upstream's")
-            return
+        if model is not None and not self.keeps_through(model):
+            return  # no window: the order of the samples is upstream's own, too
         self._windows += 1
         self.window = Window(self._windows, base, positions)
         self.window.rounding_allowed = self.settings.inputs == "rounded"
         if self._measuring is None:
             self._measuring = self.budget.begin_window(self.report.say)
         self.window.refusal = self._measuring
+
+    def keeps_through(self, model: nn.Module) -> bool:
+        """Whether kept graphs can be used through the wrapper of `model`; says it once if not."""
+        refusal = self.reductions.classify(model).refusal
+        if refusal:
+            self.report.once(f"{refusal}: nothing is kept, training runs as upstream's")
+        return not refusal
 
     @contextmanager
     def rolling_out(self, last: bool) -> Iterator[None]:

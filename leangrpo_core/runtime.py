@@ -36,6 +36,7 @@ class Lean:
     def rollout(
         self, *, rows: int, steps: int, trained: int, window: int, batch: int = 1, group: int | None = None,
         shuffled: bool = False, device: Device = None, chosen: Sequence[int] | None = None, moved: bool = False,
+        best_of: int | None = None,
     ) -> Iterator[None]:  # fmt: skip
         """Opens a window: network calls of the selected steps in this block are kept.
 
@@ -52,6 +53,8 @@ class Lean:
                 and draws no order of steps.
             moved: upstream may train the rows in another order, known only with their rewards. Then those of the first
                 update that are among the first `window` are held, or, if LEANGRPO_ORDER is `upstream`, all are.
+            best_of: how many of the rows are trained, where upstream chooses them by their rewards. Any of them may be,
+                so nothing is kept unless LEANGRPO_ORDER is `upstream`, which holds the graphs of all.
 
         Raises:
             LeanError: LG601 and LG602 for settings that are wrong or differ between ranks.
@@ -60,12 +63,16 @@ class Lean:
         self.layout.require(batches=False)
         base, by_group = run.begin(rows, self.layout.continues), run.settings.sync == "group"
         parts = self.layout.turns(trained, by_group)
-        run.turns = parts or Turns(trained, batch, window, group or window, by_group)
+        grouped = window if group is None or best_of is not None else group
+        run.turns = parts or Turns(trained, batch, window, grouped, by_group)
         window = self.layout.window(window)
-        if run.schedule != "recompute" or chosen is not None:
-            in_order = chosen is not None
-            order = run.orders.draw(base, rows, steps, shuffled=shuffled, device=device, in_order=in_order)
-            if window and run.schedule != "recompute":
+        keeps = run.schedule != "recompute"
+        if keeps and best_of is not None:
+            keeps, window = run.holds_all(rows, trained, best_of, window), rows
+        if keeps or chosen is not None:
+            how = {"shuffled": shuffled, "device": device, "in_order": chosen is not None, "best_of": best_of}
+            order = run.orders.draw(base, rows, steps, **how)
+            if window and keeps:
                 held = rows if moved and run.settings.order == "upstream" else window
                 run.open(base, order.positions(held, chosen or range(trained), batch))
                 run.reweighting.begin(run.window, run.settings, steps, group or rows)
@@ -74,12 +81,13 @@ class Lean:
 
     @contextmanager
     def rollout_batch(
-        self, batch: int, *, batches: int, rows: int, steps: int, window: int, model: nn.Module
-    ) -> Iterator[None]:
+        self, batch: int, *, batches: int, rows: int, steps: int, window: int, model: nn.Module,
+        of: int | None = None, device: Device = None,
+    ) -> Iterator[None]:  # fmt: skip
         """The rollout of one batch out of several that are then trained together; the first one opens a window.
 
         Their samples are collated, perhaps some of them left out, perhaps shuffled (:meth:`row_order`), and trained in
-        as many batches again, each from the first step to the last.
+        as many batches again, each from the first step to the last or in the order that :meth:`step_order` draws.
 
         Args:
             batch, batches: which batch this is, from 0, and how many there are.
@@ -87,6 +95,8 @@ class Lean:
             steps: trajectory steps that are trained.
             window: how many batches the first optimizer update consumes.
             model: the network as upstream trains it, which need not be how the rollout calls it.
+            of: how many trajectory steps upstream draws them from, for each row, from the generator of `device`; None
+                where it draws no order of steps.
 
         Raises:
             LeanError: LG601 and LG602 for settings that are wrong or differ between ranks.
@@ -97,11 +107,17 @@ class Lean:
             run.carry_over()
             base, chosen = run.begin(batches * rows), run.settings
             run.turns = Turns(steps, rows, window * rows, window * rows)
-            order = run.orders.draw(base, batches * rows, steps, in_order=True)
-            if run.schedule != "recompute":
+            keeps = run.schedule != "recompute"
+            if of is None:
+                order = run.orders.draw(base, batches * rows, steps, in_order=True)
                 first = batches if chosen.order == "upstream" else min(window, batches)
+            else:
+                keeps = keeps and run.keeps_through(model)
+                order = run.orders.draw(base, batches * rows, of, device=device) if keeps else None
+                first = min(window, batches)
+            if keeps and order is not None:
                 run.open(base, order.positions(first * rows, range(steps), rows), model)
-                run.reweighting.begin(run.window, run.settings, steps, batches * rows)
+                run.reweighting.begin(run.window, run.settings, of or steps, batches * rows)
         self.rows = range(batch * rows, (batch + 1) * rows)
         try:
             with run.rolling_out(last=batch == batches - 1):
@@ -121,9 +137,17 @@ class Lean:
             return drawn
         return held_first(drawn, ids, {row for row, _ in window.positions})
 
-    def step_order(self, rows: int, steps: int, device: Device = None) -> Tensor:
-        """The order in which each row's steps are trained, in place of upstream's draw: [rows, steps] long."""
-        return self._run.orders.of_steps(rows, steps, device)
+    def step_order(self, rows: int, steps: int, device: Device = None, ids: Tensor | None = None) -> Tensor:
+        """The order in which each row's steps are trained, in place of upstream's draw: [rows, steps] long.
+
+        Args:
+            ids: `lean_row` of the samples now, where upstream has chosen them (`best_of`).
+        """
+        return self._run.orders.of_steps(rows, steps, device, ids)
+
+    def drawn(self, device: Device = None) -> dict[str, Tensor]:
+        """`lean_row` [B] of the samples as they were drawn, long, where upstream is about to choose among them."""
+        return {"lean_row": self._run.last_rows.to(device)}
 
     def identity(self, device: Device = None) -> dict[str, Tensor]:
         """Which row and which trajectory steps each sample is: `lean_row` [B], `lean_step` [B, T], long.

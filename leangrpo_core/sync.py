@@ -108,8 +108,10 @@ def classify(net: nn.Module, late: bool = False) -> Wrapper:
             refusal = "DDP with a communication hook is not supported yet"
         return Wrapper("ddp", "flat" if several else "in order", refusal=refusal)
     if isinstance(net, FullyShardedDataParallel):
+        if several or _copied(net):
+            return _fsdp1(net, late)
         # On one rank FSDP1 neither shards nor reduces.
-        return _fsdp1(net, late) if several else Wrapper("fsdp1", "in order", refusal=_offloaded(net))
+        return Wrapper("fsdp1", "in order", refusal=_offloaded(net))
     for name, module in net.named_modules():
         if isinstance(module, (DistributedDataParallel, FullyShardedDataParallel)):
             return Wrapper("none", "in order", several, refusal=f"only a part of the network ({name}) is wrapped")
@@ -140,6 +142,13 @@ def _fsdp1(net: FullyShardedDataParallel, late: bool) -> Wrapper:
         # Upstream rounds the sum after every backward, a joint one rounds once.
         refusal = f"{unknown}, and a joint backward would add up gradients in {low.pop()} otherwise than upstream"
     return Wrapper("fsdp1", "joint", True, True, refusal, shards, unknown, not unknown)
+
+
+def _copied(net: FullyShardedDataParallel) -> bool:
+    """Whether it computes with weights in another precision than it stores: it frees those copies after each forward,
+    on one rank, too, and gathers them again only for a backward it knows of."""
+    kind = net.mixed_precision.param_dtype
+    return kind is not None and any(parameter.dtype != kind for parameter in net.parameters())
 
 
 def _fsdp2(net: nn.Module, several: bool, late: bool) -> Wrapper:

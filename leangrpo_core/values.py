@@ -108,6 +108,29 @@ def snapshot(named: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(path, item.detach().clone() if isinstance(item, Tensor) else item) for path, item in leaves(named)]
 
 
+def in_tensors_of(before: list[tuple[str, Any]], now: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """`before`, with lists of integers as tensors where `now` has an integer tensor of one dimension in their place.
+
+    A list of lengths in the rollout and a tensor of the same lengths in the update are the same numbers for a network.
+    Only lists of as many entries, all of them plain integers that the tensor could hold; anything else stays what it
+    is, and so is another argument.
+    """
+    found = list(before)
+    for path, tensor in now:
+        if not isinstance(tensor, Tensor) or tensor.dim() != 1 or tensor.dtype not in (torch.int32, torch.int64):
+            continue
+        listed = [place for place, (name, _) in enumerate(found) if name.startswith(f"{path}[")]
+        numbers = [found[place][1] for place in listed]
+        names = [f"{path}[{index}]" for index in range(tensor.numel())]
+        largest = torch.iinfo(tensor.dtype).max
+        if not listed or [found[place][0] for place in listed] != names:
+            continue
+        if all(type(number) is int and abs(number) <= largest for number in numbers):
+            folded = torch.tensor(numbers, dtype=tensor.dtype, device=tensor.device)
+            found[listed[0] : listed[-1] + 1] = [(path, folded)]
+    return found
+
+
 def as_tuple(result: Any, kwargs: dict[str, Any]) -> Any:
     """A named result (diffusers, transformers) as the tuple that `return_dict=False` asks for."""
     plain = kwargs.get("return_dict", True) is False and hasattr(result, "to_tuple")

@@ -71,7 +71,7 @@ class Layout:
         Args:
             step: upstream's function; returns its loss and its gradient norm.
             prompts: names of its parameters that bring the prompts: tensors and lists with an entry for each, or an
-                iterator over tuples of such.
+                iterator over tuples of such. None of them if it reads more than that, and cannot be called in parts.
             group: the object, among the arguments, and its attribute that holds the number of generations per prompt;
                 None if advantages are not made per prompt.
             update: rows per rank and optimizer update.
@@ -85,6 +85,8 @@ class Layout:
         chosen = self._run.settings
         if chosen.layout == "native" and chosen.updates == "faithful":
             return step(*args, **kwargs)
+        if not prompts:
+            self.require(batches=False)
         if group is None:
             what = f"LEANGRPO_LAYOUT={chosen.layout} LEANGRPO_UPDATES={chosen.updates} with advantages over all samples"
             raise LeanError("LG613", what, "make advantages per prompt (DanceGRPO's --use_group), or unset them")

@@ -43,7 +43,8 @@ def test_patches_commits_and_records(kit) -> None:
         "    with lean.rollout(\n        rows=len(encoder_hidden_states), steps=args.sampling_steps - 1,\n",
         '    # one order each\n    perms = lean.step_order(batch_size, len(samples["timesteps"][0])).to(device)\n',
         "    samples.update(lean.identity())\n    samples_batched",
-        "        if (i+1)%args.gradient_accumulation_steps==0:\n            lean.flush(transformer, optimizer)\n",
+        "        if lean.layout.ends_update(i, args.gradient_accumulation_steps):\n"
+        "            lean.flush(transformer, optimizer)\n            grad_norm = ",
         'lean_rows=sample["lean_row"], lean_steps=sample["lean_step"][:, _])\n',
     ):
         assert line in text, line
@@ -166,13 +167,17 @@ def test_only_anchored_lines_differ(kit) -> None:
     dest = apply("DanceGRPO", "d").dest
     for name in (FLUX, WAN):
         old, new = FILES[name].splitlines(), (dest / name).read_text().splitlines()
-        spans = [range(node.lineno - 1, node.end_lineno or node.lineno) for node in ast.walk(ast.parse(FILES[name]))
-                 if isinstance(node, ast.stmt) and not hasattr(node, "body")
+        heads = (ast.If, ast.For)  # of which one line
+        spans = [range(node.lineno - 1, node.lineno if isinstance(node, heads) else node.end_lineno or node.lineno)
+                 for node in ast.walk(ast.parse(FILES[name]))
+                 if isinstance(node, heads) or ((isinstance(node, ast.stmt) and not hasattr(node, "body"))
                  and any(word in (ast.get_source_segment(FILES[name], node) or "")
                          for word in ("transformer(", "run_sample_step(", "grpo_one_step(", "sample_reference_model(",
-                                      "torch.randperm", "flux_step(", "all_rewards.append("))]  # fmt: skip
-        heads = [node.lineno for node in ast.walk(ast.parse(FILES[name])) if isinstance(node, ast.FunctionDef)]
-        allowed = {line for span in spans for line in span} | set(heads) | {line - 1 for line in heads}
+                                      "torch.randperm", "zero_grad", "gather_tensor(", "get_rank()==0",
+                                      "group_rewards.", "enumerate(", "%args.", "grad_norm.item",
+                                      "train_one_step(", "flux_step(", "all_rewards.append(")))]  # fmt: skip
+        functions = [node.lineno for node in ast.walk(ast.parse(FILES[name])) if isinstance(node, ast.FunctionDef)]
+        allowed = {line for span in spans for line in span} | set(functions) | {line - 1 for line in functions}
         for kind, start, end, _, _ in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
             if kind in ("replace", "delete"):
                 assert set(range(start, end)) <= allowed, (name, old[start:end])

@@ -19,6 +19,8 @@ from leangrpo_tools.revert import revert
 FILE = "fastvideo/train_grpo_flux.py"
 MARKS = ("<<<<<<<", "=======", ">>>>>>>")
 FLUSH = "            lean.flush(transformer, optimizer)\n"
+ENDS = "(i+1)%args.gradient_accumulation_steps==0"
+NEW_ENDS = "ends_update(i, args.gradient_accumulation_steps)"
 
 
 @pytest.fixture
@@ -125,8 +127,9 @@ def test_conflicts_are_marked_listed_and_resumable(plain) -> None:
     err, lines = caught.value, (plain / FILE).read_text().splitlines()
     start, end = (1 + next(n for n, line in enumerate(lines) if line.startswith(mark)) for mark in ("<<<<", ">>>>"))
     assert err.code == "LG302" and f"{FILE}:{start}-{end}: conflict" in err.what and f"revert-patch {plain}" in err.fix
+    native, new = f"        if {ENDS}:", f"        if lean.layout.{NEW_ENDS}:"
     assert lines[start - 1 : end] == [
-        "<<<<<<< yours", FLUSH[:-1] + "  # mine", "=======", ">>>>>>> leangrpo-kit"
+        "<<<<<<< yours", new, FLUSH[:-1] + "  # mine", "=======", native, ">>>>>>> leangrpo-kit"
     ]  # fmt: skip
     others = {name: item for name, item in contents(plain).items() if name != FILE and "leangrpo/" not in name}
     assert others == {name: item for name, item in patched.items() if name in others}
@@ -136,10 +139,11 @@ def test_conflicts_are_marked_listed_and_resumable(plain) -> None:
         with pytest.raises(KitError, match="not finished"):
             run()
     assert snapshot(plain) == before
-    (plain / FILE).write_text("\n".join(line for line in lines if not line.startswith(MARKS)) + "\n")
+    lines[start - 1 : end] = [native, FLUSH[:-1] + "  # mine"]
+    (plain / FILE).write_text("\n".join(lines) + "\n")
     result = revert(plain)
     assert (plain / FILE).read_text() == FLUX.replace(
-        "            norm = ", FLUSH[:-1] + "  # mine\n            norm = "
+        "            grad_norm = ", FLUSH[:-1] + "  # mine\n            grad_norm = "
     )  # what the user chose to keep
     assert any("still calls the runtime" in text for text in result.notices)
 

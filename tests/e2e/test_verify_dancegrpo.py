@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from support.bench import Bench, assert_ok, bench_of
 
+from leangrpo_tools import recipe
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.rehearsal import verify
 from leangrpo_tools.rehearsal.report import Report
@@ -175,6 +177,14 @@ def test_wan_is_bitwise_on_every_rank(bench: Bench, ranks: int, precision: str) 
     assert report.collectives["patched"].get("reduce_scatter", 0) == 0
 
 
+def test_qwenimage_in_low_precision_on_two_ranks(bench: Bench) -> None:
+    """The other scripts are in tests/matrix/test_dancegrpo_scripts.py."""
+    report = bench.rehearse("qwenimage", ranks=2, precision="bf16", updates=1)
+    assert_ok(report)
+    assert report.bound.bitwise and report.forwards["patched"].no_grad == [12, 12]
+    assert [(windows[0]["replayed"], windows[0]["flush"]) for windows in report.windows] == [(12, "armed")] * 2
+
+
 @pytest.mark.parametrize("schedule", ["retain", "recompute"])
 def test_wan_on_two_ranks_with_late_reductions(bench: Bench, schedule: str) -> None:
     """The native runs average by a stand-in; replicas stay equal, which upstream's do not."""
@@ -236,6 +246,20 @@ def test_a_script_that_does_not_start_is_no_mismatch(bench: Bench) -> None:
         bench.rehearse("flux", fault("missing_module", *ALL, rank=0), updates=1)
     assert caught.value.code == "LG401" and caught.value.exit_code == 3
     assert "accelerate" in caught.value.what
+
+
+def test_a_script_without_a_rehearsal_says_why(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = recipe.load
+
+    def without(upstream: str) -> recipe.Recipe:
+        found = load(upstream)
+        flux = dataclasses.replace(found.scripts["flux"], rehearsal="", not_rehearsed="it needs a kernel")
+        return dataclasses.replace(found, scripts=found.scripts | {"flux": flux})
+
+    monkeypatch.setattr(recipe, "load", without)
+    with pytest.raises(KitError) as caught:
+        verify("dancegrpo", script="flux", tree=bench.root, updates=1, session=bench.session)
+    assert caught.value.code == "LG401" and caught.value.exit_code == 3 and caught.value.cause == "it needs a kernel"
 
 
 def test_verify_of_a_patched_tree_leaves_it_alone(bench: Bench) -> None:

@@ -14,6 +14,7 @@ FLUX = '''\
 """A toy trainer."""
 import math
 import torch
+import torch.distributed as dist
 from tqdm import tqdm  # progress
 
 LIMIT = 3
@@ -59,6 +60,7 @@ def sample_reference_model(args, transformer, words):
 
 
 def train_one_step(args, transformer, optimizer, encoder_hidden_states, device):
+    optimizer.zero_grad()
     # the rollout
     all_latents = sample_reference_model(
         args,
@@ -67,26 +69,35 @@ def train_one_step(args, transformer, optimizer, encoder_hidden_states, device):
     )
     batch_size = len(all_latents)
     samples = {"timesteps": torch.zeros(batch_size, 4), "latents": all_latents}
+    group_rewards = gather_tensor(all_latents.mean(1))
+    if dist.get_rank()==0:
+        print(group_rewards)
+    samples["advantages"] = (group_rewards - group_rewards.mean()) / group_rewards.std()
 
     perms = torch.stack([
         torch.randperm(len(samples["timesteps"][0]))  # one order each
         for _ in range(batch_size)
     ]).to(device)
     samples_batched = {name: value.unsqueeze(1) for name, value in samples.items()}
-    rows = [dict(zip(samples_batched, x)) for x in zip(*samples_batched.values())]
-    for i, sample in enumerate(rows):
+    samples_batched_list = [dict(zip(samples_batched, x)) for x in zip(*samples_batched.values())]
+    for i, sample in list(enumerate(samples_batched_list)):
         for _ in range(2):
             loss = grpo_one_step(args, sample["latents"][:, _], encoder_hidden_states, transformer, perms[i][_])
             loss.backward()
         if (i+1)%args.gradient_accumulation_steps==0:
-            norm = transformer.clip_grad_norm_(1.0)
+            grad_norm = transformer.clip_grad_norm_(1.0)
             optimizer.step()
             optimizer.zero_grad()
-    return norm
+    return grad_norm.item()
 
 
-if __name__ == "__main__":
+def gather_tensor(tensor):
+    return tensor
+
+
+def main(args, transformer, optimizer, words):
     print(math.pi)
+    train_one_step(args, transformer, optimizer, words, "cpu")
 '''
 
 LORA = FLUX.replace(
@@ -151,9 +162,12 @@ def make_upstream(folder: Path) -> Path:
 
 
 def make_kit(folder: Path, upstream: Path) -> Path:
-    """Kit data whose DanceGRPO is the toy upstream; recipes are the real ones."""
+    """Kit data whose DanceGRPO is the toy upstream; recipes are the real ones, DanceGRPO's without other scripts."""
     real = data.data_root()
     shutil.copytree(real / "patches", folder / "patches")
+    recipe = folder / "patches/DanceGRPO/recipe.yaml"
+    text = recipe.read_text()
+    recipe.write_text(text[: text.index("\n  qwenimage:\n") + 1])
     entry = {
         "kind": "git",
         "url": str(upstream),

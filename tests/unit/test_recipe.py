@@ -101,10 +101,34 @@ def test_every_problem_at_once(tmp_path: Path) -> None:
         ("calls: 2", "calls: 0", "at least 1"),
         ("    family: one\n    values: {calls: 2, network: self.net}\n", "", "neither a family nor edits"),
         ("format: 1", "format: one", "format"),
+        ("    rehearsal: toy_a\n", "", "must have a rehearsal, or not_rehearsed"),
+        (
+            "    rehearsal: toy_a\n",
+            "    rehearsal: toy_a\n    not_rehearsed: no time for it\n",
+            "must have a rehearsal, or",
+        ),
+        (
+            "    parameters: [calls, network]\n",
+            "    parameters: [calls, network]\n    defaults: {call: 1}\n",
+            "families.one.defaults: call is not a parameter",
+        ),
     ],
 )
 def test_each_kind_of_problem(tmp_path: Path, old: str, new: str, words: str) -> None:
     assert words in problems(tmp_path, GOOD.replace(old, new))
+
+
+def test_a_family_knows_what_scripts_need_not_say(tmp_path: Path) -> None:
+    text = GOOD.replace("    edits:\n", "    defaults: {calls: 3, network: other}\n    edits:\n", 1)
+    found = load(tmp_path, text.replace("calls: 1, network: net", "network: net"))
+    assert [found.find(name).edits[0].count for name in "ab"] == [2, 3]
+    assert [found.find(name).edits[0].params.call for name in "ab"] == ["self.net", "net"]  # type: ignore[attr-defined]
+
+
+def test_a_script_without_a_rehearsal_says_why(tmp_path: Path) -> None:
+    found = load(tmp_path, GOOD.replace("rehearsal: toy_a", "not_rehearsed: its network is in a wheel for CUDA"))
+    assert not found.find("a").rehearsal and "for CUDA" in found.find("a").not_rehearsed
+    assert found.find("b").rehearsal and not found.find("b").not_rehearsed
 
 
 def test_a_family_without_scripts(tmp_path: Path) -> None:

@@ -81,3 +81,40 @@ def test_what_all_rows_share_is_compared_as_a_whole() -> None:
     rows = {0: (call, 1), 1: (call, 2)}
     assert compare(rows, now | {"ids": torch.arange(5)}, rows=2, copies=COPIES, promote=False) == {}
     assert compare(rows, now | {"ids": torch.arange(5).flip(0)}, rows=2, copies=COPIES, promote=False).keys() == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [
+        ([5, 7], torch.tensor([5, 7]), True),
+        ([5, 7], torch.tensor([5, 7], dtype=torch.int32), True),
+        ((5, 7), torch.tensor([5, 7]), True),
+        ([5, 7], torch.tensor([5, 8]), False),
+        ([5, 7], torch.tensor([7, 5]), False),
+        ([5, 7], torch.tensor([5.0, 7.0]), False),
+        ([5.0, 7.0], torch.tensor([5, 7]), False),
+        ([True, False], torch.tensor([1, 0]), False),
+        ([5, 7], torch.tensor([5, 7, 9]), False),
+        ([5, 7, 9], torch.tensor([5, 7]), False),
+        ([5, 7], torch.tensor([[5, 7]]), False),
+        ([5, 2**40], torch.tensor([5, 0], dtype=torch.int32), False),
+        ([], torch.tensor([], dtype=torch.int64), False),
+        ([5], torch.tensor(5), False),
+        (torch.tensor([5, 7]), [5, 7], False),
+    ],
+)
+def test_numbers_in_a_list_and_in_a_tensor(before: Any, now: Any, same: bool) -> None:
+    """A rollout that passes lengths as a list, and an update that passes them as a tensor (DanceGRPO's Qwen-Image)."""
+    call = kept(1, x=BATCH[:1], lengths=before, mask=BATCH[:1])
+    arguments = {"x": BATCH[:1], "lengths": now, "mask": BATCH[:1]}
+    found = compare({0: (call, 0)}, arguments, rows=1, copies=1, promote=True)
+    assert (found == {}) == same
+
+
+def test_numbers_in_a_list_are_compared_row_by_row() -> None:
+    call = kept(ROWS, x=BATCH[:ROWS], lengths=[5, 6, 7])
+    rows = {at: (call, 2 - at) for at in range(ROWS)}
+    now = {"x": BATCH[[2, 1, 0]], "lengths": torch.tensor([7, 6, 5])}
+    assert compare(rows, now, rows=ROWS, copies=1, promote=False) == {}
+    now["lengths"] = torch.tensor([7, 6, 6])
+    assert compare(rows, now, rows=ROWS, copies=1, promote=False) == {2: "lengths differs by up to 1"}

@@ -48,6 +48,14 @@ def test_low_precision(kind: str, checkpointing: bool) -> None:
         assert lean.window["replayed"] == 6 and lean.window["flush"] == "armed"
 
 
+@pytest.mark.parametrize(("kind", "env"), [("fsdp-bf16", {}), ("fsdp-bf16-orig", LATE)])
+def test_low_precision_on_one_rank(kind: str, env: dict[str, str]) -> None:
+    """FSDP1 frees its bf16 weights after each forward there, too, though it neither shards nor reduces."""
+    for lean, native in both(kind, 1, env=env, config=ONE):
+        assert_same(lean.result, native.result)
+        assert lean.window["replayed"] == 12
+
+
 @pytest.mark.parametrize("kind", ["fsdp", "fsdp-orig", "fsdp-grad-op", "fsdp-none"])
 def test_late_is_one_reduction_per_unit(kind: str) -> None:
     for lean, native in both(kind, env=LATE, config=ONE):

@@ -42,20 +42,24 @@ class RawEdit(_Strict):
 
 
 class RawFamily(_Strict):
-    """Edits shared by scripts of one shape, and the names of the placeholders in them."""
+    """Edits shared by scripts of one shape, the names of the placeholders in them, and what some of those stand for in
+    scripts that do not say."""
 
     parameters: list[Name] = []
+    defaults: dict[str, Value] = {}
     edits: list[RawEdit]
 
 
 class RawScript(_Strict):
-    """One training script: its file, its family with values for the placeholders, or edits of its own."""
+    """One training script: its file, its family with values for the placeholders, or edits of its own. Without a
+    ``rehearsal`` it says why it has none."""
 
     file: RelativePath
     family: str | None = None
     values: dict[str, Value] = {}
     edits: list[RawEdit] = []
-    rehearsal: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+    rehearsal: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")] | None = None
+    not_rehearsed: Annotated[str, Field(min_length=10)] | None = None
     launch: list[RelativePath] = []
     updates_per_rollout: str
     warnings: list[str] = []
@@ -90,7 +94,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Script:
-    """One training script of a recipe, placeholders filled."""
+    """One training script of a recipe, placeholders filled. ``not_rehearsed`` is why ``rehearsal`` is empty."""
 
     name: str
     file: str
@@ -99,6 +103,7 @@ class Script:
     launch: tuple[str, ...]
     updates_per_rollout: str
     warnings: tuple[str, ...]
+    not_rehearsed: str = ""
 
 
 @dataclass(frozen=True)
@@ -199,18 +204,25 @@ def _script(name: str, script: RawScript, raw: RawRecipe, problems: list[str]) -
     if script.family and family is None:
         problems.append(f"{place}.family: there is no family {script.family!r}")
     declared = set(family.parameters) if family else set()
-    problems += [f"{place}.values: {item} is missing" for item in sorted(declared - set(script.values))]
+    defaults = family.defaults if family else {}
+    values = defaults | script.values
+    problems += [
+        f"families.{script.family}.defaults: {item} is not a parameter" for item in sorted(set(defaults) - declared)
+    ]
+    problems += [f"{place}.values: {item} is missing" for item in sorted(declared - set(values))]
     problems += [f"{place}.values: {item} is not a parameter" for item in sorted(set(script.values) - declared)]
     if family:
         for index, edit in enumerate(family.edits):
             where = f"families.{script.family}.edits[{index}]"
-            made = _edit(edit, script, script.values, where, problems)
+            made = _edit(edit, script, values, where, problems)
             edits += [made] if made else []
     for index, edit in enumerate(script.edits):
         made = _edit(edit, script, {}, f"{place}.edits[{index}]", problems)
         edits += [made] if made else []
     if not family and not script.edits:
         problems.append(f"{place}: has neither a family nor edits")
+    if (script.rehearsal is None) == (script.not_rehearsed is None):
+        problems.append(f"{place}: must have a rehearsal, or not_rehearsed with the reason")
     names = [raw_edit.name for raw_edit in [*(family.edits if family else []), *script.edits]]
     doubled = sorted({item for item in names if item and names.count(item) > 1})
     problems += [f"{place}: two edits are called {item}" for item in doubled]
@@ -222,10 +234,11 @@ def _script(name: str, script: RawScript, raw: RawRecipe, problems: list[str]) -
         name,
         script.file,
         tuple(addressed),
-        script.rehearsal,
+        script.rehearsal or "",
         tuple(script.launch),
         script.updates_per_rollout,
         tuple(script.warnings),
+        script.not_rehearsed or "",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -108,10 +109,20 @@ def _process_group(store: Path, timeout_s: float) -> None:
 
 
 def _fsdp() -> None:
-    from torch.distributed.fsdp import _flat_param, _init_utils
+    from torch.distributed.fsdp import FullyShardedDataParallel, _flat_param, _init_utils
 
     # Full state dicts offloaded to the CPU move the flat parameter there; it already is.
     _flat_param.FlatParamHandle.to_cpu = lambda self: contextlib.nullcontext()  # type: ignore[assignment, method-assign]
+    # A number is the index of a GPU.
+    init: Any = FullyShardedDataParallel.__init__
+
+    @functools.wraps(init)
+    def on_cpu(self: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(kwargs.get("device_id"), int):
+            kwargs["device_id"] = CPU
+        init(self, *args, **kwargs)
+
+    FullyShardedDataParallel.__init__ = on_cpu  # type: ignore[method-assign]
     # sync_module_states insists on a GPU, though what it does afterwards, a broadcast, works with gloo.
     _init_utils._check_module_states_for_sync_module_states = lambda states: None  # type: ignore[assignment]
 

@@ -31,7 +31,8 @@ def export(root: Path, folder: Path, script: str) -> Trees:
     """Copies the patched tree at `root` below `folder`, twice, and takes the patch out of one copy.
 
     Both copies hold the working tree's files as they are now, the user's edits of other files included. Raises LG301
-    for a tree that is not patched, LG203 for a script that the patch does not cover.
+    for a tree that is not patched, LG203 for a script that the patch does not cover, LG401 for one that the kit cannot
+    rehearse.
     """
     tree = Tree(root)
     state = states.require(tree)
@@ -40,6 +41,11 @@ def export(root: Path, folder: Path, script: str) -> Trees:
         raise KitError(
             "LG203", f"{root} is not patched for {found.name}", cause=f"patched: {', '.join(state.scripts)}",
             fix=f"apply-patch {state.upstream} --tree {root} --script {found.name}",
+        )  # fmt: skip
+    if not found.rehearsal:
+        raise KitError(
+            "LG401", f"{state.upstream} {found.name} has no rehearsal", cause=found.not_rehearsed,
+            fix="the patch applies; in training, LEANGRPO_AUDIT=first compares it with a native recomputation",
         )  # fmt: skip
     edited = sorted(states.edited(tree, state))
     notes = [f"{tree.root}: edited since it was patched, and compared as it is: {', '.join(edited)}"] if edited else []

@@ -113,11 +113,14 @@ class DanceGRPO(Script):
         if context.config.precision == "fp32":
             load_in_float32()
 
+    advantages = 1
+    """How many advantages a sample has."""
+
     def flip_advantage(self, context: Context) -> None:
         """The first sample's advantage: the script clamps it symmetrically right before the loss."""
         import torch
 
-        clamp, left = torch.clamp, self.trained(context.config)
+        clamp, left = torch.clamp, self.trained(context.config) * self.advantages
 
         def flipping(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal left
@@ -193,3 +196,19 @@ def write_prompts(
             row[key] = f"{index}.pt"
         rows.append(row)
     (data / "videos2caption.json").write_text(json.dumps(rows))
+
+
+def write_masks(data: Path, tokens: int, shortest: int, **numbers: int) -> None:
+    """Gives the prompts of the data set unequal lengths, from `shortest` to `tokens`, and masks; padding comes behind.
+
+    `numbers` are added to each row of the list.
+    """
+    import torch
+
+    file = data / "videos2caption.json"
+    rows = json.loads(file.read_text())
+    for index, row in enumerate(rows):
+        row |= {"original_length": shortest + index % (tokens - shortest), **numbers}
+        mask = (torch.arange(tokens) < row["original_length"]).long()
+        torch.save(mask, data / "prompt_attention_mask" / row["prompt_attention_mask"])
+    file.write_text(json.dumps(rows))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from leangrpo_tools.rehearsal import stubs
 from leangrpo_tools.rehearsal.base import Config, Context, Launch
 from leangrpo_tools.rehearsal.scripts.dancegrpo import (
     PRELOAD,
@@ -16,6 +15,7 @@ from leangrpo_tools.rehearsal.scripts.dancegrpo import (
     write_prompts,
 )
 from leangrpo_tools.rehearsal.scripts.tiny import save
+from leangrpo_tools.rehearsal.scripts.videos import videos_in_memory
 
 
 class Wan(DanceGRPO):
@@ -57,42 +57,13 @@ class Wan(DanceGRPO):
     def install(self, context: Context) -> None:
         """The reward, and videos that stay in memory."""
         super().install(context)
-        _videos_in_memory()
+        videos_in_memory()
         if context.config.precision == "fp32":
             _inputs_in_float32()
 
     def not_tested(self, config: Config) -> list[str]:
         """Video files are not written."""
         return [*super().not_tested(config), "writing and reading the video file (the first frame stayed in memory)"]
-
-
-def _videos_in_memory() -> None:
-    import diffusers.utils
-    import numpy
-
-    frames: dict[str, Any] = {}
-
-    def export_to_video(video: Any, path: str, *args: Any, **kwargs: Any) -> str:
-        frames[path] = (numpy.asarray(video[0]) * 255).round().astype("uint8")
-        return path
-
-    class VideoCapture:
-        """Reads back the first frame."""
-
-        def __init__(self, path: str) -> None:
-            self.path = path
-
-        def isOpened(self) -> bool:
-            return self.path in frames
-
-        def read(self) -> tuple[bool, Any]:
-            return True, frames[self.path]
-
-        def release(self) -> None:
-            pass
-
-    diffusers.utils.export_to_video = export_to_video  # type: ignore[attr-defined]
-    stubs.fake("cv2", VideoCapture=VideoCapture, cvtColor=lambda frame, code: frame, COLOR_BGR2RGB=0)
 
 
 def _inputs_in_float32() -> None:

@@ -84,7 +84,7 @@ class Ddpo(Script):
         if found is None or found.origin is None or context.tree not in Path(found.origin).parents:
             raise ImportError(f"trl would be imported from {found and found.origin}, not from {context.tree}")
         random_adapters()
-        _permutations(context.config.seed + context.rank)
+        permutations(context.config.seed + context.rank)
 
         def record(module: Any) -> None:
             compute = module.DDPOTrainer.compute_rewards
@@ -178,7 +178,7 @@ def _window(config: Config) -> int:
     return config.generations * _batches(config)[2] // config.updates_per_rollout
 
 
-def _permutations(seed: int) -> None:
+def permutations(seed: int) -> None:
     """Gives `torch.randperm` a generator of its own. Both trees draw the same permutations in the same order."""
     import torch
 
