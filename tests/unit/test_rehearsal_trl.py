@@ -103,7 +103,7 @@ def test_permutations_do_not_depend_on_other_draws(monkeypatch: pytest.MonkeyPat
     drawn = []
     for noise in (0, 3):
         monkeypatch.setattr(torch, "randperm", torch.randperm)
-        trl_ddpo._permutations(7)
+        trl_ddpo.permutations(7)
         torch.randn(noise)
         drawn.append([torch.randperm(9), torch.randperm(5, device=torch.device("cpu"))])
         monkeypatch.undo()
