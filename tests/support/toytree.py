@@ -88,6 +88,9 @@ def train_one_step(args, transformer, optimizer, encoder_hidden_states, device):
             grad_norm = transformer.clip_grad_norm_(1.0)
             optimizer.step()
             optimizer.zero_grad()
+        dist.barrier()
+
+    print(len(samples_batched_list))
     return grad_norm.item()
 
 
