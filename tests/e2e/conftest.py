@@ -45,8 +45,9 @@ def clone(kit: Kit) -> Path:
 @pytest.fixture
 def small(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> Kit:
     """A kit with a runtime of two files that transforms each file once, for tests that repeat everything many times."""
-    for path in (kit.root / "leangrpo_core").glob("*.py"):
-        if path.name not in ("__init__.py", "errors.py"):
+    core = kit.root / "leangrpo_core"
+    for path in core.rglob("*.py"):
+        if path not in (core / "__init__.py", core / "errors.py"):
             path.unlink()
     real, known = transform.transform, {}
 

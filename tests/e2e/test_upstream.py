@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -103,8 +104,10 @@ def test_every_anchor_matches_and_only_few_lines_change(patched) -> None:
     for name, count in EXPECTED.items():
         text = (patched.dest / name).read_text()
         assert text.count("lean.rollout_call(") == count["rollout"]
-        assert text.count("lean.scored(flux_step, pred, ") == 1
-        assert text.count("lean.rewarded(all_rewards.append, batch_idx, ") == text.count("all_rewards.append") > 0
+        assert len(re.findall(r"lean\.scored\(flux_step, (model_)?pred, ", text)) == 1
+        assert text.count("lean.rewarded(all_rewards.append, batch_idx, ") == text.count("all_rewards.append")
+        # HunyuanVideo has two rewards per sample, which are not told.
+        assert ("all_rewards.append" in text) != ("hunyuan" in name)
         assert text.count("lean.policy_call(") == count["policy"]
         for call in ("lean.rollout(", "lean.step_order(", "lean.identity()", "lean.flush(transformer, optimizer)"):
             assert text.count(call) == 1, call

@@ -34,7 +34,7 @@ def test_each_is_raised_and_each_that_is_raised_is_known() -> None:
 
 def test_the_runtime_has_its_own_range() -> None:
     used: set[str] = set()
-    for path in Path(runtime_errors.__file__).parent.glob("*.py"):
+    for path in Path(runtime_errors.__file__).parent.rglob("*.py"):
         if path.name != "errors.py":
             used |= set(re.findall(r'"(LG\d{3})"', path.read_text()))
     assert set(runtime_errors.CODES) == used and all(code.startswith("LG6") for code in used)

@@ -237,6 +237,11 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "update that do not fit together, in a script that has no parts, or where ranks share no gradients or a seed.",
         "The message says which numbers would do. Unset both to train as upstream does.",
     ),
+    "LG614": (
+        "With LEANGRPO_SCHEDULE=reweight a sample has to be recomputed, with the arguments that the update gave, and "
+        "something has written into one of them since.",
+        "Train with LEANGRPO_SCHEDULE=retain, which needs no argument a second time.",
+    ),
 }
 
 
