@@ -92,16 +92,9 @@ class StableDiffusion(DanceGRPO):
 
     def notes(self, config: Config) -> list[str]:
         """What upstream rounds, and what the stand-in does to random numbers."""
-        said = [
-            "upstream draws its permutations after the rollout and the patched tree before it, from one generator on a "
-            "GPU; here torch.randperm has a generator of its own, so that both runs draw the same"
-        ]
-        if config.precision != "fp32":
-            said.append(
-                "upstream scores the unrounded latent in the rollout and stores it rounded, so its own ratio is not 1 "
-                "in the first update; the patched run does the same"
-            )
-        return said
+        from leangrpo_tools.rehearsal.scripts.trl_ddpo import numbers_and_rounding
+
+        return numbers_and_rounding(config)
 
 
 def _small_latents(single: bool) -> None:

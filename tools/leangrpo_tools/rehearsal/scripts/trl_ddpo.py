@@ -144,16 +144,7 @@ class Ddpo(Script):
 
     def notes(self, config: Config) -> list[str]:
         """What the stand-ins do to random numbers, and what upstream itself rounds."""
-        said = [
-            "upstream draws its permutations after the rollout and the patched tree before it, from one generator on a "
-            "GPU; here torch.randperm has a generator of its own, so that both runs draw the same"
-        ]
-        if config.precision != "fp32":
-            said.append(
-                "upstream scores the unrounded latent in the rollout and stores it rounded, so its own ratio is not 1 "
-                "in the first update; the patched run does the same"
-            )
-        return said
+        return numbers_and_rounding(config)
 
     def not_tested(self, config: Config) -> list[str]:
         """The user's own parts, and TRL's other ways of running."""
@@ -176,6 +167,20 @@ def _batches(config: Config) -> tuple[int, int, int]:
 def _window(config: Config) -> int:
     """Samples per rank that one optimizer update consumes; each inner epoch goes through all of them."""
     return config.generations * _batches(config)[2] // config.updates_per_rollout
+
+
+def numbers_and_rounding(config: Config) -> list[str]:
+    """What a reader has to know of scripts whose permutations and noise come from one generator."""
+    said = [
+        "upstream draws its permutations after the rollout and the patched tree before it, from one generator on a "
+        "GPU; here torch.randperm has a generator of its own, so that both runs draw the same"
+    ]
+    if config.precision != "fp32":
+        said.append(
+            "upstream scores the unrounded latent in the rollout and stores it rounded, so its own ratio is not 1 "
+            "in the first update; the patched run does the same"
+        )
+    return said
 
 
 def permutations(seed: int) -> None:
