@@ -72,10 +72,11 @@ class Run:
             sync.same_settings(chosen.text())
             agree.tell_on_failure()
             self._settings, self.reductions.setting = chosen, chosen.sync
-            self.budget, self.host = Budget(chosen.budget_bytes), HostMemory(chosen.offload_gb * 1e9)
+            limit = chosen.budget_bytes
+            if chosen.schedule == "auto" and limit is None:
+                limit = math.inf  # it measures its first window itself
+            self.budget, self.host = Budget(limit), HostMemory(chosen.offload_gb * 1e9)
             self.report.start(chosen, VERSION)
-            if chosen.schedule == "auto":  # which measures its first window itself
-                self.budget = Budget(math.inf if chosen.budget_bytes is None else chosen.budget_bytes)
             self.auto = Auto(chosen, self.budget, self.reductions, self.report.say, self.host.limit)
             if chosen.schedule != "recompute" or chosen.sync != "upstream":
                 register_optimizer_step_pre_hook(self._before_step)

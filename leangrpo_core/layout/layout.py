@@ -109,7 +109,8 @@ class Layout:
                 for name, value in fed.items():
                     one = _prompt(everyones[part.owner][name], part.slot, cut.prompts)
                     given[name] = iter([one]) if hasattr(value, "__next__") else one
-                results.append(step(*_called(bound, given).args, **_called(bound, given).kwargs))
+                called = inspect.BoundArguments(bound.signature, given)  # type: ignore[arg-type]
+                results.append(step(*called.args, **called.kwargs))
         finally:
             self._rollout = None
         return sum(loss for loss, _ in results), next((n for _, n in reversed(results) if not math.isnan(n)), math.nan)
@@ -248,10 +249,6 @@ class Layout:
                 "LEANGRPO_LAYOUT=shared, but no gradient is shared between ranks: each would train parts of prompts",
                 "set LEANGRPO_SYNC=late, which averages gradients, or LEANGRPO_LAYOUT=native",
             )
-
-
-def _called(bound: inspect.BoundArguments, given: dict[str, Any]) -> inspect.BoundArguments:
-    return inspect.BoundArguments(bound.signature, given)  # type: ignore[arg-type]
 
 
 def _count(batch: dict[str, Any]) -> int:

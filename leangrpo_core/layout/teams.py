@@ -1,5 +1,6 @@
 """Exchange among the ranks that serve a prompt together: `size` neighbours each."""
 
+import hashlib
 from typing import Any
 
 import torch
@@ -9,6 +10,11 @@ from torch import Tensor
 from .. import agree
 from ..errors import LeanError
 from ..values import map_tensors
+
+
+def fingerprint(state: Tensor) -> str:
+    """Of a generator's state, the same in every process: Python's own hash of bytes is not."""
+    return hashlib.sha256(state.numpy().tobytes()).hexdigest()
 
 
 class Team:
@@ -35,7 +41,7 @@ class Team:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             states.append(torch.cuda.get_rng_state())
         # Upstream may draw noise from either; a seed that is the same on two ranks sets both alike.
-        found = agree.everyones([hash(bytes(state.numpy())) for state in states])
+        found = agree.everyones([fingerprint(state) for state in states])
         ours = found[self.first : self.first + self.size]
         twins = [rank for rank, states in enumerate(ours) if states in ours[:rank]]
         if agree.anyones([bool(twins)])[0]:

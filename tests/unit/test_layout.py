@@ -10,6 +10,7 @@ from support.parted import STEPS, TRAINED, Run, Sizes, both, job
 from support.wrapped import UNITS
 
 from leangrpo_core import Lean, LeanError
+from leangrpo_core.layout.teams import fingerprint
 
 SHARED = {"LEANGRPO_LAYOUT": "shared"}
 LATE = {"LEANGRPO_SYNC": "late"}
@@ -168,6 +169,13 @@ def test_refused(kind: str, sizes: Sizes, env: dict[str, str], words: str) -> No
 def test_ranks_with_the_same_seed_are_refused() -> None:
     with pytest.raises(ranks.RankFailed, match="the same random state"):
         ranks.run(_same_seed, 2, "fsdp", Sizes(), SHARED)
+
+
+def test_the_same_state_is_known_in_another_process() -> None:
+    """Ranks are started one by one: what they compare must not depend on the process, as `hash` does."""
+    state = torch.arange(5, dtype=torch.uint8)
+    assert fingerprint(state) == "08bb5e5d6eaac1049ede0893d30ed022b1a4d9b5b48db414871f51c9cb35283d"
+    assert fingerprint(state) != fingerprint(state + 1)
 
 
 def _same_seed(rank: int, world: int, kind: str, sizes: Sizes, env: dict[str, str]) -> Run:
