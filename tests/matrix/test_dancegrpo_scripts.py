@@ -8,7 +8,7 @@ from support.bench import Bench, assert_ok, bench_of
 
 pytestmark = [pytest.mark.matrix, pytest.mark.upstream, pytest.mark.slow]
 FORWARDS = {"hunyuan": (36, 12), "sd": (48, 24)}
-"""Policy forwards per rank and rollout natively, without grad and with; 24 and 12 in the other scripts."""
+"""Rows evaluated per rank and rollout natively, without grad and with, in an epoch; 24 and 12 in the other scripts."""
 TWO: dict[str, Any] = {"updates_per_rollout": 2}
 CASES: list[tuple[str, int, str, dict[str, Any], float]] = [
     *(("qwenimage", ranks, precision, TWO, 0.0) for ranks in (1, 2) for precision in ("fp32", "bf16")),
@@ -46,13 +46,14 @@ def test_every_step_of_the_first_update_is_replayed(
     assert_ok(report)
     assert report.bound.bitwise == (bound == 0) and all(update.grad_rel_l2 <= bound for update in report.updates)
     assert report.floor_bitwise and report.control_caught
-    no_grad, grad = FORWARDS.get(script, (24, 12))
+    rows = int(report.config.option("batch", "2")) if script == "sd" else 1
+    no_grad, grad = (count // rows for count in FORWARDS.get(script, (24, 12)))
     rollouts = report.config.rollouts
     assert report.forwards["native"].no_grad == [no_grad * rollouts] * ranks
-    assert report.forwards["native"].grad == [grad * rollouts] * ranks
-    parts = updates // int(chosen.get("options", {}).get("inner_epochs", "1"))
+    epochs = int(chosen.get("options", {}).get("inner_epochs", "1"))
+    assert report.forwards["native"].grad == [grad * epochs * rollouts] * ranks
+    parts = updates // epochs
     for window in (window for rank in report.windows for window in rank):
-        rows = int(report.config.option("batch", "2")) if script == "sd" else 1
         if report.config.option("layout", "native") == "native":
             assert (window["replayed"], window["recomputed"]) == (grad * rows // parts, 0)
 
