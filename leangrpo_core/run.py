@@ -77,7 +77,9 @@ class Run:
                 limit = math.inf  # it measures its first window itself
             self.budget, self.host = Budget(limit), HostMemory(chosen.offload_gb * 1e9)
             self.report.start(chosen, VERSION)
-            self.auto = Auto(chosen, self.budget, self.reductions, self.report.say, self.host.limit)
+            self.auto = Auto(
+                chosen, self.budget, self.reductions, self.report.say, self.host.limit, self.reweighting
+            )  # fmt: skip
             if chosen.schedule != "recompute" or chosen.sync != "upstream":
                 register_optimizer_step_pre_hook(self._before_step)
         return self._settings

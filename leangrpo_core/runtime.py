@@ -67,6 +67,7 @@ class Lean:
         run.turns = parts or Turns(trained, batch, window, grouped, by_group)
         window = self.layout.window(window)
         keeps = run.schedule != "recompute"
+        run.auto.noticed.best_of = best_of is not None
         if keeps and best_of is not None:
             keeps, window = run.holds_all(rows, trained, best_of, window), rows
         if keeps or chosen is not None:
@@ -75,7 +76,7 @@ class Lean:
             if window and keeps:
                 held = rows if moved and run.settings.order == "upstream" else window
                 run.open(base, order.positions(held, chosen or range(trained), batch))
-                run.reweighting.begin(run.window, run.settings, steps, group or rows)
+                run.reweighting.begin(run.window, run.auto.way, steps, group or rows)
         with run.rolling_out(last=True):
             yield
 
@@ -117,7 +118,7 @@ class Lean:
                 first = min(window, batches)
             if keeps and order is not None:
                 run.open(base, order.positions(first * rows, range(steps), rows), model)
-                run.reweighting.begin(run.window, run.settings, of or steps, batches * rows)
+                run.reweighting.begin(run.window, run.auto.way, of or steps, batches * rows)
         self.rows = range(batch * rows, (batch + 1) * rows)
         try:
             with run.rolling_out(last=batch == batches - 1):
@@ -168,6 +169,7 @@ class Lean:
             steps: `lean_step`.
             turn: which column of it is trained now.
         """
+        self._run.auto.rolls(rows)
         known = self._run.window is not None and rows is not None
         self.rows = rows if known else None
         self.steps = steps[:, turn] if known and turn is not None else (steps if known else None)
@@ -189,6 +191,7 @@ class Lean:
         """
         run, window = self._run, self._run.window
         if window is None or window.updating or rows is None:
+            run.auto.rolls(rows)
             return run.auto.clock.rollout_call(lambda: net(*args, **kwargs), site)
         wrapper = run.reductions.classify(net, rollout=True)
         self.layout.check(wrapper)
@@ -208,7 +211,7 @@ class Lean:
         keys = [(window.base + row, at, site) for row, at, _ in keys_of(rows, step, site)]
         if run.auto.probing and not wrapper.refusal:
             run.auto.probe(window, wrapper, net, keys, args, kwargs, run.sizes, run.turns)
-        run.reweighting.before_call(window, wrapper, net, keys, args, kwargs, run.budget.bytes)
+        run.reweighting.before_call(window, wrapper, net, keys, args, kwargs, run.auto.room)
         try:
             result = keep.rollout_call(
                 window, wrapper, net, keys, args, kwargs,
@@ -232,6 +235,7 @@ class Lean:
             What the step function returns, without a graph.
         """
         window = self._run.window
+        self._run.auto.noticed.scored = True
         if window is None or window.reweight is None or not window.reweight.scoring.waiting:
             return step(*args, **kwargs)
         return window.reweight.scored(step, args, kwargs)
@@ -242,6 +246,7 @@ class Lean:
         With LEANGRPO_BUFFERS=affine their gradients then go into their group's sums.
         """
         window = self._run.window
+        self._run.auto.noticed.rewarded()
         if window is not None and window.reweight is not None and not window.updating:
             ids, values = numbers(rows), rewards.detach().reshape(-1).tolist()
             if len(ids) == len(values):
@@ -262,6 +267,7 @@ class Lean:
         """
         run, window = self._run, self._run.window
         if not torch.is_grad_enabled():
+            run.auto.noticed.reference = True
             return net(*args, **kwargs)
         run.auto.update_call()
         if rows is None:

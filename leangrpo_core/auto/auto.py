@@ -16,11 +16,14 @@ from ..budget import Budget
 from ..errors import LeanError
 from ..late import late_bytes
 from ..reductions import Reductions
+from ..reweight import possible
+from ..reweight.fallback import Reweighting
 from ..settings import Settings
 from ..turns import Turns
 from ..window import Key, Window
 from . import choice
 from .choice import Figures, Plan, Way
+from .noticed import Noticed
 from .peaks import Peaks
 from .probing import figures, probe, why_not
 from .stopwatch import Stopwatch
@@ -40,17 +43,24 @@ class Auto:
         reductions: how gradients are reduced; set here where LEANGRPO_SYNC was not.
         say: prints a line on rank 0.
         host: bytes of host memory for graphs.
+        reweighting: how windows are reweighted, or why not.
 
     Attributes:
         way: how the window runs that is open.
         probing: a call of this window's rollout is to be kept for trial.
+        noticed: the calls of the native window.
     """
 
     def __init__(
-        self, chosen: Settings, budget: Budget, reductions: Reductions, say: Callable[[str], None], host: float = 0.0
-    ) -> None:
+        self, chosen: Settings, budget: Budget, reductions: Reductions, say: Callable[[str], None],
+        host: float = 0.0, reweighting: Reweighting | None = None,
+    ) -> None:  # fmt: skip
         self.on = chosen.schedule == "auto"
-        self.way = Way("recompute" if self.on else chosen.schedule, chosen.sync)
+        self.way = Way("recompute" if self.on else chosen.schedule, chosen.sync, chosen.buffers)
+        self.noticed = Noticed()
+        self._reweighting = reweighting or Reweighting(say)
+        if self.on:
+            self._reweighting.instead = "auto chooses again"
         self.probing, self._measuring = False, self.on
         self.clock = Stopwatch()
         self._set, self._budget, self._reductions, self._say, self._host = chosen, budget, reductions, say, host
@@ -72,6 +82,8 @@ class Auto:
         elif self._windows > 1 and self._measuring:
             self._end_native()
         self.clock.begin(detailed=self._measuring)
+        if self._measuring:
+            self.noticed = Noticed()
         self._short, self._held, self._audited = False, 0, False
         if self._measuring:
             self._peaks.begin()
@@ -92,6 +104,11 @@ class Auto:
         self.way = self.way._replace(schedule="retain" if self.probing else "recompute")
         if not self.probing:
             self._settle_for_native("no room for kept graphs")
+
+    def rolls(self, rows: Any) -> None:
+        """The rollout goes on with these rows."""
+        if self._measuring and self.clock.rolling and rows is not None:
+            self.noticed.rolls(rows)
 
     def rollout_over(self) -> None:
         """The last call of the rollout was made."""
@@ -120,8 +137,12 @@ class Auto:
         """Measures a call of the rollout and chooses, for this window and those to come. All ranks at the same call."""
         self.probing, self._probed = False, self._windows
         refusal = why_not(window, net)
+        no_gradients = (
+            self.noticed.why_not() or possible.why_not_together(net, len(keys))
+            or possible.why_not(net, wrapper, len(keys), args, kwargs)
+        )  # fmt: skip
         found, reason = (None, refusal) if refusal else probe(
-            window, wrapper, net, keys, args, kwargs, sizes, self._budget.bytes
+            window, wrapper, net, keys, args, kwargs, sizes, self._budget.bytes, gradients=not no_gradients
         )  # fmt: skip
         if not refusal and agree.minimum(int(found is not None)) == 0:
             refusal = reason or "another rank can keep nothing"
@@ -129,31 +150,43 @@ class Auto:
             window.refusal = window.refusal or refusal
             self._settle_for_native(refusal)
             return
-        mine = figures(found, self.clock, turns, len(window.positions), self._budget.bytes, self._host)
+        sums = self.noticed.in_time and not ("buffers" in self._set.given and self._set.buffers == "sample")
+        mine = figures(found, self.clock, turns, window, self._budget.bytes, self._host, sums)
         self._figures = choice.unpack(agree.minima(choice.pack(mine)))
         best, *_ = plans = self._choose()
         if best.schedule == "recompute":
             window.refusal = "auto has chosen to recompute"
         native = Way("recompute", self.way.sync), self._figures.window
-        untried = [self.way._replace(schedule=name) for name in choice.close(plans, self._figures)]
+        untried = [self._run_as(plan) for plan in choice.close(plans, self._figures)]
         self._watch = Watch(self.way, native, untried + self._late(wrapper, net, best))
 
     def _choose(self) -> list[Plan]:
         """Chooses by the agreed figures, and says why."""
         assert self._figures is not None
         plans = choice.choose(self._figures)
-        self.way = self.way._replace(schedule=plans[0].schedule)
+        self.way = self._run_as(plans[0])
         self._say("auto: " + choice.reason(plans, self._figures) + self._peaks.told())
         return plans
 
+    def _run_as(self, plan: Plan) -> Way:
+        """The way of a plan; buffers that somebody has set are left as they are."""
+        given = plan.schedule == "reweight" and "buffers" in self._set.given
+        return Way(plan.schedule, self.way.sync, self._set.buffers if given else plan.buffers)
+
+    @property
+    def room(self) -> float:
+        """Bytes for kept gradients: graphs that are there at a time need room besides."""
+        graphs = self._figures.live * self._figures.graph if self._figures is not None else 0.0
+        return max(self._budget.bytes - graphs, 0.0)
+
     def _settle_for_native(self, reason: str) -> None:
-        self.way = self.way._replace(schedule="recompute")
+        self.way = Way("recompute", self.way.sync)
         self._watch = Watch(self.way, (self.way, math.nan), [])
         self._say(f"auto: recompute: {reason}")
 
     def _late(self, wrapper: sync.Wrapper, net: nn.Module, plan: Plan) -> list[Way]:
         """One reduction per update is tried where LEANGRPO_SYNC is not set, weights are sharded, and there is room."""
-        if "sync" in self._set.given or not wrapper.communicates:
+        if "sync" in self._set.given or not wrapper.communicates or plan.schedule == "reweight":
             return []
         assert self._figures is not None
         needed = late_bytes(net)
@@ -172,11 +205,19 @@ class Auto:
         probed = self._probed == self._windows - 1
         seconds = math.nan if self._audited or probed else self.clock.seconds()
         nanoseconds = _MOST if math.isnan(seconds) else round(seconds * 1e9)
-        slowest, short, over, fewest = (
-            -nanoseconds, -int(self._short), -round(over), round(min(self._budget.bytes, _MOST))
-        )  # fmt: skip
-        slowest, short, over, fewest = agree.minima([slowest, short, over, fewest])
+        slowest, short, over, fewest, refused, no_affine = agree.minima([
+            -nanoseconds, -int(self._short), -round(over), round(min(self._budget.bytes, _MOST)),
+            -int(self._reweighting.refused), -int(self._reweighting.no_affine),
+        ])  # fmt: skip
         self._watch.add(self.way, math.nan if slowest == -(_MOST) else -slowest / 1e9)
+        if self._figures is not None and (refused or no_affine):
+            without = self._figures._replace(affine=math.inf)
+            without = without._replace(gradient=math.inf) if refused else without
+            if without != self._figures:
+                self._figures = without
+                self._say("auto: gradients were kept in vain: chooses again")
+                self._choose()
+                self._watch.choose_again(self.way)
         if self._figures is not None and (short or over):
             self._lower(fewest + over, "a call ran out of memory" if short else f"{-over / 1e9:.3g} GB over the budget")
             return
@@ -206,11 +247,13 @@ class Auto:
         """
         if not self.on or error.code != "LG608" or wrapper.collective:
             return False
-        held = window.held_bytes()
+        ours = window.reweight
+        held = window.held_bytes() if ours is None else ours.buffers.live * ours.gradient_bytes
         self._budget.bytes, self._short = min(self._budget.bytes, SPARE * held), True
         window.refusal = "out of memory"
         places = sorted(window.positions[key[:2]] for key in window.held)
-        window.keep_prefix(places[int(SPARE * len(places))] if places else 0, window.refusal)
+        if ours is None:
+            window.keep_prefix(places[int(SPARE * len(places))] if places else 0, window.refusal)
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         return True

@@ -12,6 +12,7 @@ from .. import agree, guard, memory, replay, sync
 from ..capture import Capture, where
 from ..host import HostMemory
 from ..kept import result_of
+from ..reweight import possible
 from ..turns import Turns
 from ..window import Key, Window
 from . import choice
@@ -30,6 +31,10 @@ class Probe(NamedTuple):
         replay: what the update spends on it.
         verdict: of that, what ranks need to agree on a call, however many rows it has.
         graph: bytes.
+        rows: of the call.
+        gradient: bytes of one that is kept in place of graphs; infinite where none can be.
+        scaling: seconds that scaling it takes.
+        sharded: it has to be reduced by a call that adds nothing else, and a trajectory's graphs are walked together.
     """
 
     forward: float
@@ -38,6 +43,10 @@ class Probe(NamedTuple):
     verdict: float
     checks: float
     graph: float
+    rows: int = 1
+    gradient: float = math.inf
+    scaling: float = 0.0
+    sharded: bool = False
 
 
 def why_not(window: Window, net: nn.Module) -> str:
@@ -52,13 +61,13 @@ def why_not(window: Window, net: nn.Module) -> str:
 
 def probe(
     window: Window, wrapper: sync.Wrapper, net: nn.Module, keys: Sequence[Key], args: tuple[Any, ...],
-    kwargs: dict[str, Any], sizes: memory.Sizes, budget: float,
+    kwargs: dict[str, Any], sizes: memory.Sizes, budget: float, gradients: bool = False,
 ) -> tuple[Probe | None, str]:  # fmt: skip
     """Measures a call of the rollout, which is still to be made, in every way. All ranks probe at the same call.
 
     Graphs are held together, as many as the budget has room for: memory that was just freed would come back faster
     than a window's. Nothing stays but the bytes in `sizes`. Returns None and the reason where this rank cannot keep
-    the call.
+    the call. With `gradients`, scaling one is measured, too.
     """
     device, rows, sites = where(args, kwargs), len(keys), {key[2] for key in keys}
     seen = window.see(net)
@@ -91,26 +100,34 @@ def probe(
             times.append((forward, keeping, seconds(lambda: _replay(kept[-1], net, keys, args, kwargs))))
         kept.clear()
         verdict = min(seconds(lambda: agree.minimum(1)) for _ in range(TIMES)) if wrapper.collective else 0.0
+        scaling = min(seconds(lambda: possible.scale(net)) for _ in range(TIMES)) if gradients else 0.0
     checks = seconds(lambda: guard.see(net))
     bytes_ = sum(sizes.rows[site].graph for site in sites)
     extra = statistics.median(keeping - forward for forward, keeping, _ in times)
     forward, replayed = (statistics.median(column) for column in list(zip(*times, strict=True))[::2])
     # Looked at when the first call is kept, when the first one is replayed, and when graphs are walked.
-    return Probe(forward / rows, extra / rows, replayed / rows, verdict, 3 * checks, bytes_), ""
+    return Probe(
+        forward / rows, extra / rows, replayed / rows, verdict, 3 * checks, bytes_, rows,
+        possible.gradient_bytes(net, wrapper) if gradients else math.inf,
+        scaling * (wrapper.shards if wrapper.collective else 1), wrapper.collective,
+    ), ""  # fmt: skip
 
 
 def figures(
-    found: Probe, clock: Stopwatch, turns: Turns, selected: int, budget: float, host: float
+    found: Probe, clock: Stopwatch, turns: Turns, window: Window, budget: float, host: float, in_time: bool = False
 ) -> choice.Figures:  # fmt: skip
     """What this rank has measured, per step: the network calls of all sites that the native window has made.
 
     Args:
         clock: of the native window.
         turns: how the updates take the rows.
-        selected: steps of this window that may be kept.
+        window: this one, whose selected steps may be kept.
         budget, host: bytes for their graphs on the device and in host memory.
+        in_time: rewards come early enough for sums per prompt group: two, and what is added to them.
     """
-    sites = max(len(clock.sites), 1)
+    sites, selected = max(len(clock.sites), 1), len(window.positions)
+    samples = max(len({row for row, _ in window.positions}), 1)
+    groups = math.ceil(samples / turns.group)
     update, backward = (clock.median(kind) / turns.batch * sites for kind in ("update", "backward"))
     return choice.Figures(
         window=clock.native, rollout=found.forward * sites, update=update, backward=backward,
@@ -118,6 +135,9 @@ def figures(
         graph=found.graph * sites, budget=budget, selected=selected,
         share=min(turns.trained * turns.window / selected, 1.0) if selected else 1.0,
         host=host / (found.graph * sites) if host and found.graph else 0.0,
+        gradient=found.gradient, samples=samples, affine=2 * groups + found.rows if in_time else math.inf,
+        scaling=found.scaling + (update + backward) / samples * found.sharded,
+        live=selected / samples if found.sharded else found.rows,
     )  # fmt: skip
 
 

@@ -20,12 +20,13 @@ class Stopwatch:
 
     Attributes:
         sites: the network calls of a step that a detailed window's rollout has made.
+        rolling: within a rollout.
         native: seconds of the detailed window without its warm-up, once it is finished.
     """
 
     def __init__(self) -> None:
         self.sites: set[str] = set()
-        self._on = self._detailed = self._rolling = False
+        self._on = self._detailed = self.rolling = False
         self._calls: dict[str, list[Span]] = {}
         self._rollouts: list[Span] = []
         self._update: Stamp | None = None
@@ -54,16 +55,16 @@ class Stopwatch:
         if not self._on:
             yield
             return
-        began, self._rolling = Stamp(), True
+        began, self.rolling = Stamp(), True
         try:
             yield
         finally:
-            self._rolling = False
+            self.rolling = False
             self._rollouts.append((began, Stamp()))
 
     def rollout_call(self, call: Callable[[], Any], site: str) -> Any:
         """A native call of the rollout."""
-        if not (self._detailed and self._rolling):
+        if not (self._detailed and self.rolling):
             return call()
         self.sites.add(site)
         return self._timed("rollout", call)

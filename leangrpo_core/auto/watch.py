@@ -57,7 +57,7 @@ class Watch:
         if not (self.untried or slower) or self._duels >= DUELS:
             return self.home, ""
         self._rival = self.untried.pop(0) if self.untried else self._native
-        why = f"compares {_name(self.home)} with {_name(self._rival)}"
+        why = f"compares {self.home} with {self._rival}"
         if slower and self._rival == self._native:
             why += f", since windows take {self._median(self.home):.3g} s, natively {self._median(self._native):.3g} s"
         self._duels, self._turns = self._duels + 1, 0
@@ -73,14 +73,15 @@ class Watch:
             self._rival = None
             return self.home, ""
         # By the median and by the fastest: one of them alone is easily disturbed, and the estimate spoke for `home`.
-        margin = NOISE if rival.sync != self.home.sync else 0.0
+        # What adds up gradients otherwise than upstream must be faster by more than noise.
+        margin = NOISE * ((rival.rounds != self._native.rounds) - (self.home.rounds != self._native.rounds))
         better = all(
             of(self._seconds[rival]) * (1 + margin) < of(self._seconds[self.home]) for of in (statistics.median, min)
         )
         other, self._rival = (self.home, None) if better else (rival, None)
         self.home = rival if better else self.home
-        seconds = f"a window takes {self._median(self.home):.3g} s, {self._median(other):.3g} s with {_name(other)}"
-        return self.home, f"{_name(self.home)}: {seconds}"
+        seconds = f"a window takes {self._median(self.home):.3g} s, {self._median(other):.3g} s with {other}"
+        return self.home, f"{self.home}: {seconds}"
 
     def _count(self, way: Way) -> int:
         return len(self._seconds.get(way, ()))
@@ -91,7 +92,3 @@ class Watch:
 
     def _forget(self, way: Way) -> None:
         self._seconds.pop(way, None)
-
-
-def _name(way: Way) -> str:
-    return way.schedule + (f" with sync={way.sync}" if way.sync != "upstream" else "")

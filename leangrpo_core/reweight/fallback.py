@@ -1,16 +1,18 @@
 """Whether a run's windows are reweighted, or why they are not: Retain takes over then, which needs no assumption."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from .. import agree, sync
-from ..settings import Settings
 from ..window import Key, Window
 from .buffers import Buffers
 from .rollout import Reweight
 from .update import in_vain
+
+if TYPE_CHECKING:
+    from ..auto.choice import Way
 
 
 class Reweighting:
@@ -18,18 +20,24 @@ class Reweighting:
 
     Args:
         once: says something to the user once.
+
+    Attributes:
+        instead: what a run does that is not reweighted any more, in words.
+        refused: it is not.
+        no_affine: one gradient is kept per sample, whatever LEANGRPO_BUFFERS says.
     """
 
     def __init__(self, once: Callable[[str], None]) -> None:
         self._once = once
-        self._refused = self._no_affine = False
+        self.instead = "from here on graphs are kept, as with LEANGRPO_SCHEDULE=retain"
+        self.refused = self.no_affine = False
         self._other_inputs: set[tuple[int, str]] = set()
 
-    def begin(self, window: Window | None, settings: Settings, steps: int, group: int) -> None:
+    def begin(self, window: Window | None, way: "Way", steps: int, group: int) -> None:
         """A window opens, of which `steps` per trajectory can be trained, and `group` rows share a prompt."""
-        if window is None or settings.schedule != "reweight" or self._refused:
+        if window is None or way.schedule != "reweight" or self.refused:
             return
-        affine = settings.buffers == "affine" and not self._no_affine
+        affine = way.buffers == "affine" and not self.no_affine
         window.reweight = Reweight(
             window, steps, Buffers(affine, group, window.base), set(self._other_inputs), self._once
         )
@@ -64,11 +72,11 @@ class Reweighting:
         if not reason:
             return
         if ours.buffers.affine:
-            self._no_affine = True
+            self.no_affine = True
             self._once(f"{reason}: from the next rollout on one gradient is kept per sample")
         else:
             self._decline(reason)
 
     def _decline(self, reason: str) -> None:
-        self._refused = True
-        self._once(f"{reason}: from here on graphs are kept, as with LEANGRPO_SCHEDULE=retain")
+        self.refused = True
+        self._once(f"{reason}: {self.instead}")

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import agree, memory, sync
-from ..capture import OVER_BUDGET, Capture, where
+from ..capture import OVER_BUDGET, Capture
 from ..errors import LeanError
 from ..host import HostMemory
 from ..kept import Kept
 from ..rows import copies_in, join
 from ..window import Key, Window
-from . import grads, locally
+from . import grads, locally, possible
 from .buffers import Buffers, add
 from .scored import Scored, Scoring
 
@@ -80,26 +80,12 @@ class Reweight:
     def why_not(self, net: nn.Module, wrapper: sync.Wrapper, rows: int, args: Any, kwargs: Any) -> str:
         """At the first call of a window: why its calls cannot be walked before the loss is known, or nothing."""
         self.net, self.wrapper = net, wrapper
-        device = where(args, kwargs)
-        kinds = {p.dtype for p in net.parameters()}
-        if torch.is_autocast_enabled(device.type):
-            kinds.add(torch.get_autocast_dtype(device.type))
-        if torch.float16 in kinds:
-            return "fp16 needs the loss scale, which is not known in the rollout"
-        if any(getattr(p, "_post_accumulate_grad_hooks", None) for p in net.parameters()):
-            return "something of upstream's own runs on each gradient as it arrives"
-        if wrapper.kind == "fsdp2":
-            return "FSDP2 hands out no gradient before it is reduced"
-        if wrapper.kind == "fsdp1" and wrapper.collective:
-            return _why_not_sharded(net, wrapper, rows)
-        return ""
+        return possible.why_not(net, wrapper, rows, args, kwargs)
 
     def set_room(self, budget: float) -> None:
         """How many gradients there is room for."""
         assert self.net is not None and self.wrapper is not None
-        size = sum(p.numel() * max(p.element_size(), 4) for p in self.net.parameters() if p.requires_grad)
-        if self.wrapper.collective:
-            size = memory.gradient_bytes(self.net, self.wrapper.shards)
+        size = possible.gradient_bytes(self.net, self.wrapper)
         self._room, self.gradient_bytes = budget / max(size, 1), size
         if self.wrapper.collective and math.isfinite(self._room):
             self._room = agree.minimum(int(self._room))
@@ -247,15 +233,6 @@ class Reweight:
         self.end_trajectory()
         if self.buffers.waited:
             self._once("a sample's reward comes after the next sample has begun: one gradient is kept per sample")
-
-
-def _why_not_sharded(net: nn.Module, wrapper: sync.Wrapper, rows: int) -> str:
-    low = {torch.bfloat16, torch.float16} & sync.precisions(net)
-    if not wrapper.known:
-        return wrapper.notice or "this torch's FSDP1 is not known"
-    if low:
-        return f"FSDP1 in {low.pop()} would round a whole gradient"
-    return "several rows in one call under FSDP1" if rows > 1 else ""
 
 
 class _Capture(Capture):

@@ -12,19 +12,19 @@ Patch = Callable[[Any, str, Any], object]
 
 def times(
     patch: Patch, update: float = 0.02, extra: float = 0.0, window: float = 0.2,
-    seconds: Callable[[], float] | None = None,
+    seconds: Callable[[], float] | None = None, scaling: float = 0.0,
 ) -> None:  # fmt: skip
-    """Seconds of a native forward of the update, of what a kept call takes longer, and of a native window.
+    """Seconds of a native forward of the update, of what a kept call takes longer, of a native window, and of scaling.
 
     By default a step saves a tenth of a window, so that no two ways are close. Windows have no duration, so none is
     judged, unless `seconds` tells it.
     """
     measured = auto.probe
 
-    def probe(*args: Any) -> Any:
-        found, reason = measured(*args)
+    def probe(*args: Any, **options: Any) -> Any:
+        found, reason = measured(*args, **options)
         if found is not None:
-            found = found._replace(forward=0.0, extra=extra, replay=0.0, verdict=0.0, checks=0.0)
+            found = found._replace(forward=0.0, extra=extra, replay=0.0, verdict=0.0, checks=0.0, scaling=scaling)
         return found, reason
 
     patch(auto, "probe", probe)

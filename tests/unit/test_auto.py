@@ -170,6 +170,94 @@ def test_windows_that_take_longer_are_native_in_the_end(
     assert "auto: recompute: a window takes 1 s, 1.2 s with retain" in said
 
 
+GRADIENT = sum(p.numel() for p in Policy().parameters()) * 4  # 32 kB; with 64 tokens a graph takes 120 kB
+
+
+def large(rollouts: int = 4) -> dict[str, Any]:
+    return {"tokens": 64, "rollouts": rollouts}
+
+
+def budget_for(monkeypatch: pytest.MonkeyPatch, windows: Any, gradients: float) -> float:
+    """Room for so many gradients beside one graph; returns how many graphs that is."""
+    run(Lean(), **large(2))
+    graph = windows()[-1]["graph_bytes"]
+    monkeypatch.setenv("LEANGRPO_BUDGET_GB", str((graph + gradients * GRADIENT) / 1e9))
+    return 1 + gradients * GRADIENT / graph
+
+
+@pytest.mark.parametrize(
+    ("gradients", "rewards_later", "kept", "held"),
+    [
+        (4.5, None, 12, 4),  # one per sample
+        (3.5, None, 12, 3),  # sums of the group, as rewards come before the next sample
+        (3.5, (0, 1, 2, 3), 9, 3),  # they come too late: a gradient each of three samples
+    ],
+)
+def test_gradients_where_graphs_do_not_fit(
+    gradients: float, rewards_later: Any, kept: int, held: int, monkeypatch: pytest.MonkeyPatch, windows: Any,
+    capsys: Any,
+) -> None:  # fmt: skip
+    """The first window is upstream's to the bit, the one with the probe holds graphs, those after it gradients."""
+    steered.times(monkeypatch.setattr)
+    graphs = int(budget_for(monkeypatch, windows, gradients))
+    capsys.readouterr()
+    lean, native = (run(own, hooks=Hooks(rewards_later=rewards_later), **large()) for own in (Lean(), None))
+    assert_same(lean, native, rtol=5e-6)
+    for ours, theirs in zip(lean.gradients[:2], native.gradients[:2], strict=True):
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)  # type: ignore[arg-type]
+    found = windows()[1:]
+    assert graphs < kept and [window["kept"] for window in found] == [graphs, kept, kept]
+    assert [window["gradients"] for window in found] == [0, held, held]
+    assert [window["recomputed"] for window in found[1:]] == [12 - kept] * 2
+    name = "affine" if gradients < 4 and rewards_later is None else "sample"
+    assert f"auto: reweight {name}: graphs of {graphs} of 12 selected steps fit" in capsys.readouterr().out
+
+
+def test_buffers_that_were_set_stay(monkeypatch: pytest.MonkeyPatch, windows: Any) -> None:
+    steered.times(monkeypatch.setattr)
+    for setting, gradients, held in (("sample", 3.5, 3), ("affine", 4.5, 3)):
+        monkeypatch.delenv("LEANGRPO_BUDGET_GB", raising=False)
+        monkeypatch.setenv("LEANGRPO_BUFFERS", setting)
+        budget_for(monkeypatch, windows, gradients)
+        run(Lean(), **large(3))
+        assert windows()[-1]["gradients"] == held
+
+
+def test_scaling_that_costs_more_than_it_saves(monkeypatch: pytest.MonkeyPatch, windows: Any) -> None:
+    steered.times(monkeypatch.setattr, scaling=0.06, window=0.1)
+    graphs = int(budget_for(monkeypatch, windows, 4.5))
+    assert_same(run(Lean(), **large()), run(None, **large()))
+    assert [(window["kept"], window["gradients"]) for window in windows()[1:]] == [(graphs, 0)] * 3
+
+
+def test_a_tree_without_a_step_function_keeps_graphs(monkeypatch: pytest.MonkeyPatch, windows: Any) -> None:
+    steered.times(monkeypatch.setattr, window=0.1)
+    monkeypatch.setattr(Lean, "scored", lambda self, step, *args: step(*args))
+    graphs = int(budget_for(monkeypatch, windows, 4.5))
+    assert_same(run(Lean(), **large()), run(None, **large()))
+    assert [window["kept"] for window in windows()[1:]] == [graphs] * 3
+
+
+def test_gradients_in_vain_are_given_up(monkeypatch: pytest.MonkeyPatch, windows: Any, capsys: Any) -> None:
+    """A weight per step: one window finds out and recomputes, the next ones hold what graphs fit."""
+    steered.times(monkeypatch.setattr)
+    graphs = int(budget_for(monkeypatch, windows, 4.5))
+
+    def weighted() -> Hooks:
+        made: list[int] = []
+        return Hooks(loss=lambda loss: loss * (1.0, 0.5, 2.0)[made.append(0) or len(made) % 3])
+
+    capsys.readouterr()
+    lean, native = (run(own, hooks=weighted(), **large(5)) for own in (Lean(), None))
+    assert_same(lean, native, rtol=5e-6)
+    found = [(window["kept"], window["replayed"], window["gradients"]) for window in windows()[1:]]
+    assert found == [(graphs, graphs, 0), (12, 0, 4), (graphs, graphs, 0), (graphs, graphs, 0)]
+    said = capsys.readouterr().out
+    assert "the loss weights a sample's steps unequally: auto chooses again" in said
+    assert said.count("auto: gradients were kept in vain") == 1
+    assert said.count("auto: retain: graphs of") == 1
+
+
 @pytest.mark.usefixtures("in_float64")
 def test_batches_that_are_shuffled(monkeypatch: pytest.MonkeyPatch, windows: Any) -> None:
     """In the order of upstream, which no choice changes; and held ones first from the second rollout on."""
@@ -238,6 +326,27 @@ def test_the_rank_with_the_least_memory_decides(kind: str) -> None:
     for lean, native in both(kind, env=env, hooks=less_memory, config={"rollouts": 3}):
         assert_same(lean.result, native.result)
         assert [window["kept"] for window in lean.windows] == [5, 5]
+
+
+def less_memory_for_gradients(rank: int) -> Hooks:
+    """Room for all graphs on rank 0, and on rank 1 for those of a trajectory, of three steps, and four gradients."""
+    steered.times(setattr)
+    graph = int(os.environ["GRAPH"])
+    left = 100 * graph if rank == 0 else 3 * graph + 4.5 * GRADIENT
+    steered.Memory(setattr, 1000 * graph, 0.95 * 1000 * graph - left)
+    return Hooks()
+
+
+@pytest.mark.parametrize("kind", ["fsdp", wide("none"), wide("ddp")])
+def test_gradients_on_two_ranks(kind: str) -> None:
+    """All ranks keep gradients where one has no room for all graphs."""
+    config = {"tokens": 128, "rollouts": 2}
+    env = AUTO | {"LEANGRPO_SYNC": "upstream"}
+    graph = both(kind, env=env, hooks=equal, config=config)[0][0].window["graph_bytes"]
+    env |= {"GRAPH": str(graph)}
+    for lean, native in both(kind, env=env, hooks=less_memory_for_gradients, config=config | {"rollouts": 3}):
+        assert_same(lean.result, native.result, 5e-6)
+        assert lean.windows[-1]["gradients"] > 0 and lean.windows[-1]["recomputed"] == 0
 
 
 def late_is_faster(rank: int) -> Hooks:

@@ -7,6 +7,7 @@ from support.steered import Memory
 
 from leangrpo_core.auto import choice, clock, stopwatch
 from leangrpo_core.auto.choice import Figures, Plan, Way
+from leangrpo_core.auto.noticed import Noticed
 from leangrpo_core.auto.peaks import Peaks
 from leangrpo_core.auto.stopwatch import Stopwatch
 from leangrpo_core.auto.watch import Watch
@@ -52,10 +53,78 @@ def test_the_best_plan(changes: dict[str, float], best: str) -> None:
     assert plans[0].schedule == best and {plan.schedule for plan in plans} == {"retain", "recompute"}
 
 
+# Five samples of four steps; a gradient is as large as 3 graphs, sums need 3 of them, scaling one takes 0.02 s.
+GRADIENTS = FIGURES._replace(budget=10e9, gradient=3e9, samples=5, affine=3, scaling=0.02)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # Beside the graph of one call there is room for three gradients: sums hold all, at twice the scaling.
+        ({}, Plan("reweight", 20, 20 * 0.06 - 5 * 0.04 - 0.5, "affine")),
+        ({"affine": math.inf}, Plan("reweight", 12, 12 * 0.06 - 3 * 0.02 - 0.5)),
+        ({"budget": 9.9e9}, None),  # two: 8 steps, and 9 graphs
+        ({"budget": 16e9}, Plan("reweight", 20, 20 * 0.06 - 5 * 0.02 - 0.5)),
+        ({"live": 4}, None),  # a trajectory's graphs at a time leave room for two
+        ({"share": 0.5}, Plan("reweight", 20, 20 * (0.5 * 0.09 - 0.03 - 0.5 * 0.2) - 5 * 0.04 - 0.5, "affine")),
+        ({"gradient": math.inf}, None),
+        ({"budget": math.inf}, None),  # all graphs fit
+        ({"budget": 20e9}, None),
+        ({"gradient": 0.0}, Plan("reweight", 20, 20 * 0.06 - 5 * 0.02 - 0.5)),
+    ],
+)
+def test_what_reweight_saves(changes: dict[str, float], expected: Plan | None) -> None:
+    plan = choice.reweight(GRADIENTS._replace(**changes))
+    if expected is None:
+        assert plan is None
+    else:
+        assert plan is not None and (plan.steps, plan.buffers) == (expected.steps, expected.buffers)
+        assert plan.saves == pytest.approx(expected.saves)
+
+
+def test_gradients_where_graphs_do_not_fit() -> None:
+    def chosen(**changes: float) -> list[str]:
+        return [str(plan) for plan in choice.choose(GRADIENTS._replace(**changes))]
+
+    assert chosen() == ["reweight affine", "retain", "recompute"]  # 0.5 s, and 0.1 s with ten graphs
+    assert chosen(budget=16e9) == ["reweight sample", "retain", "recompute"]
+    assert chosen(scaling=0.1) == ["retain", "recompute", "reweight affine"]
+    figures = GRADIENTS._replace(budget=10e9)
+    text = choice.reason(choice.choose(figures), figures)
+    assert text.startswith(
+        "reweight affine: graphs of 10 of 20 selected steps fit 10 GB (one takes 1 GB), gradients (3 GB) of 20; "
+        "saves about 5.0% of a window"
+    )
+    assert text.endswith("runner-up retain")
+
+
+def test_a_way_is_named_with_its_buffers() -> None:
+    assert str(Way("reweight", "late", "affine")) == "reweight affine with sync=late" and str(RETAIN) == "retain"
+
+
+def test_what_the_native_window_shows() -> None:
+    """Rewards that come before the next sample, after it, and not at all."""
+    for events, in_time in (
+        ([[0], None, [1], None], True),
+        ([[0, 1], [0, 1], None, [2, 3], None], True),
+        ([[0], [1], None], False),
+        ([[0], [0]], False),
+    ):
+        noticed = Noticed()
+        for event in events:
+            noticed.rewarded() if event is None else noticed.rolls(event)
+        assert noticed.in_time == in_time
+        assert "no step function" in noticed.why_not()
+        noticed.scored = True
+        assert noticed.why_not() == ""
+        noticed.reference = True
+        assert "a reference" in noticed.why_not()
+
+
 def test_plans_that_are_close_are_timed() -> None:
     def close(saves: float, steps: int = 20) -> list[str]:
         plans = [Plan("retain", steps, saves), Plan("recompute", 0, 0.0)]
-        return choice.close(sorted(plans, key=lambda plan: -plan.saves), FIGURES)
+        return [str(plan) for plan in choice.close(sorted(plans, key=lambda plan: -plan.saves), FIGURES)]
 
     assert close(2.49) == ["recompute"] and close(-2.49) == ["retain"]
     assert close(2.51) == close(-2.51) == [] and close(0.0, steps=0) == []
@@ -66,6 +135,11 @@ def test_the_worst_ranks_figures() -> None:
     other = FIGURES._replace(window=11.0, update=0.09, extra=-0.02, graph=1.5e9, budget=7e9, share=0.5, selected=18)
     both = zip(choice.pack(FIGURES), choice.pack(other), strict=True)
     worst = choice.unpack([min(pair) for pair in both])
+    assert worst.gradient == worst.affine == math.inf
+    more = FIGURES._replace(gradient=2e9, samples=4, affine=3, scaling=0.5, live=2)
+    assert choice.unpack([min(pair) for pair in zip(choice.pack(more), choice.pack(GRADIENTS), strict=True)]) == (
+        pytest.approx(GRADIENTS._replace(scaling=0.5, live=2), abs=1e-9)
+    )
     assert worst == pytest.approx(
         FIGURES._replace(window=11.0, update=0.09, graph=1.5e9, budget=7e9, share=0.5), abs=1e-9
     )
@@ -132,6 +206,14 @@ def test_a_way_that_rounds_otherwise_must_be_better_by_more_than_noise() -> None
     for seconds, home in ((0.99, RETAIN), (0.9, LATE)):
         watch = Watch(RETAIN, (NATIVE, 1.5), [LATE])
         assert run(watch, {RETAIN: 1.0, LATE: seconds}, 9) == [LATE, RETAIN] * 3 + [home] * 3
+
+
+def test_gradients_must_beat_graphs_by_more_than_noise() -> None:
+    """They round otherwise than upstream; also where they were chosen by the estimate."""
+    reweight = Way("reweight", "upstream", "affine")
+    for seconds, home in ((0.99, RETAIN), (0.9, reweight)):
+        watch = Watch(reweight, (NATIVE, 1.5), [RETAIN])
+        assert run(watch, {RETAIN: 1.0, reweight: seconds}, 9) == [RETAIN, reweight] * 3 + [home] * 3
 
 
 def test_comparisons_end() -> None:

@@ -117,8 +117,8 @@ def bench(
     Args:
         repeat: processes per way of running.
         rollouts: of each process, of which the first is not counted.
-        schedule: what is timed beside native and `recompute`: one, or `all` (see `ways.py`); with `auto` also `retain`,
-            and only the rollouts after it has chosen count.
+        schedule: what is timed beside native and `recompute`: one, or `all` (see `ways.py`); with `auto` also the
+            others, and only the rollouts after it has chosen count.
         picture: a file for a picture of the ratios.
         clock: `wall` seconds, or `cpu` seconds of each rank, which other work on the machine hardly changes.
 

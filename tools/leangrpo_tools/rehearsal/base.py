@@ -207,9 +207,12 @@ class Script:
     def bound_for_schedule(self, config: Config) -> Bound:
         """The same, given how the patched run makes its gradients."""
         plain = self.bound(config)
-        if config.schedule != "reweight":
+        buffers = config.buffers
+        if config.schedule == "auto" and config.budget_gb not in ("measured", "unlimited"):
+            buffers = "affine"  # where graphs do not fit, `auto` may choose either
+        elif config.schedule != "reweight":
             return plain
-        bound = REWEIGHTED[config.buffers] if config.precision == "fp32" else REWEIGHTED_BF16
+        bound = REWEIGHTED[buffers] if config.precision == "fp32" else REWEIGHTED_BF16
         weights = plain.weights if config.precision == "fp32" else 1e-3
         return dataclasses.replace(plain, bitwise=False, rel_l2=max(bound, plain.rel_l2), weights=weights)
 

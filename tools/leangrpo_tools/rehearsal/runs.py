@@ -110,8 +110,10 @@ class Stage:
             env |= {
                 "LEANGRPO_SCHEDULE": self.config.schedule, "LEANGRPO_AUDIT": "off",
                 "LEANGRPO_BUDGET_GB": self.config.budget_gb, "LEANGRPO_SYNC": self.config.sync,
-                "LEANGRPO_REPORT_DIR": str(folder), "LEANGRPO_BUFFERS": self.config.buffers,
+                "LEANGRPO_REPORT_DIR": str(folder),
             }  # fmt: skip
+            if self.config.schedule == "reweight":  # `auto` chooses its buffers unless they are set
+                env["LEANGRPO_BUFFERS"] = self.config.buffers
         inject = [
             {"function": injection.function, "args": injection.args}
             for injection in self.injections

@@ -38,6 +38,8 @@ class Timing:
     """The most that kept graphs took on a rank."""
     gradients: int = 0
     """The most gradients that reweighting held on a rank."""
+    gradient_bytes: int = 0
+    """Of one of them."""
     collectives: float = 0
     """Per counted rollout, of the native run or the patched one."""
     said: list[str] = dataclasses.field(default_factory=list)
@@ -175,6 +177,7 @@ def measure(
             timings[name].held_bytes = max([timings[name].held_bytes, *(int(w["peak_held_bytes"]) for w in windows)])
             timings[name].graph_bytes = max([0, *(int(window["graph_bytes"]) for window in windows)])
             timings[name].gradients = max([0, *(int(window["gradients"]) for window in windows)])
+            timings[name].gradient_bytes = max([0, *(int(window["gradient_bytes"]) for window in windows)])
             if name == "auto":
                 timings[name].said += _choices(stage.logs(variant) / "rank0.out")
             shutil.rmtree(stage.out(variant))

@@ -21,11 +21,17 @@ def ways(config: Config) -> dict[str, Config]:
             found[name] = dataclasses.replace(config, schedule=name)
             if config.ranks > 1 and config.sync != "late":
                 found[f"{name} late"] = dataclasses.replace(found[name], sync="late")
-        for buffers in ("sample", "affine"):
-            found[f"reweight {buffers}"] = dataclasses.replace(config, schedule="reweight", buffers=buffers)
-        return found
+        return found | _reweighted(config)
     if config.schedule == "auto":
         found["retain"] = dataclasses.replace(config, schedule="retain")
+        found |= _reweighted(config)
         updates = AUTO_ROLLOUTS * config.updates_per_rollout
         return found | {"auto": dataclasses.replace(config, updates=updates)}
     return found | {config.schedule: config}
+
+
+def _reweighted(config: Config) -> dict[str, Config]:
+    return {
+        f"reweight {buffers}": dataclasses.replace(config, schedule="reweight", buffers=buffers)
+        for buffers in ("sample", "affine")
+    }
