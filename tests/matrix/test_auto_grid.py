@@ -2,12 +2,14 @@
 
     bash tools/test -m matrix tests/matrix/test_auto_grid.py -n 0 -s
 
-Prints a table. Ways are compared by processor seconds of a rollout with its updates, which other programs on the
-machine disturb less than the clock; `auto` itself goes by the clock, as on a GPU. A choice is good if its way, as timed
-here, is the best one or within 3 % of it: by medians, and, in the last column, by the fastest rollouts, which a loaded
-machine disturbs least. The spread of the figures stands beside the verdict.
+Prints a table; `GRID=SD3` before the command leaves it at the configurations that have this in their names. Ways are
+compared by processor seconds of a rollout with its updates, which other programs on the machine disturb less than the
+clock; `auto` itself goes by the clock, as on a GPU. A choice is good if its way, as timed here, is the best one or
+within 3 % of it: by medians, and, in the last column, by the fastest rollouts, which a loaded machine disturbs least.
+The spread of the figures stands beside the verdict.
 """
 
+import os
 import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -94,7 +96,8 @@ def choices(item: Timing) -> list[str]:
 
 def test_auto_is_the_best_or_close(benches: dict[str, Bench]) -> None:
     good, rows = 0, []
-    for name, upstream, script, part, config in GRID:
+    chosen = [item for item in GRID if os.environ.get("GRID", "") in item[0]]
+    for name, upstream, script, part, config in chosen:
         bench, budget = benches[upstream], "unlimited"
         if part is not None:
             once = {"schedule": "retain", "options": {}} | config
@@ -117,5 +120,5 @@ def test_auto_is_the_best_or_close(benches: dict[str, Bench]) -> None:
             assert found["auto"].gradients * found["auto"].gradient_bytes <= float(budget) * 1e9, name
     head = "\nprocessor s            recompute    retain    sample    affine      auto  spread"
     print(head + "   held MB budget GB  choices, loss at worst, by the fastest")
-    print(*rows, f"{good} of {len(GRID)} within {WITHIN:.0%}", sep="\n")
-    assert good >= GOOD
+    print(*rows, f"{good} of {len(chosen)} within {WITHIN:.0%}", sep="\n")
+    assert good >= min(GOOD, len(chosen))

@@ -50,6 +50,12 @@ class Run:
     counted: dict[str, int] = field(default_factory=dict)
 
 
+def _sde_step(velocity: Tensor, latents: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    mean = latents - 0.15 * velocity
+    following = mean + 0.3 * noise
+    return following, -((following.detach() - mean) ** 2).mean() / 0.18
+
+
 def drawn(*what: Any, size: tuple[int, ...] = (1, 4, 8)) -> Tensor:
     """Noise that belongs to `what`."""
     seed = int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:6], "big")
@@ -98,12 +104,12 @@ class Trainer:
         rows = len(names)
         start = drawn(*first)
         if lean is None:
-            paths, scores = self._rollout(embeddings, names, args.group, start)
+            paths, scores, found = self._rollout(embeddings, names, args.group, start)
         else:
             with lean.rollout(rows=rows, steps=STEPS, trained=TRAINED, window=self.sizes.update, group=args.group):
                 start = lean.layout.initial_noise(start, True)
-                paths, scores = self._rollout(embeddings, names, args.group, start)
-        rewards = torch.stack([path[-1].mean() + 0.1 * path[-1].square().mean() for path in paths])
+                paths, scores, found = self._rollout(embeddings, names, args.group, start)
+        rewards = torch.cat(found)
         everyones = layout.all_rewards(_gather, rewards) if layout else _gather(rewards)
         if layout.reports(self.rank == 0) if layout else self.rank == 0:
             self.run.logged.append(everyones.tolist())
@@ -135,17 +141,26 @@ class Trainer:
     def _generation(self, row: int, group: int) -> int:
         return row % group * self.team + self.rank % self.team
 
-    def _rollout(self, embeddings: Tensor, names: list[str], group: int, start: Tensor) -> tuple[list[Tensor], Tensor]:
-        paths, scores = [], torch.empty(len(names), STEPS)
+    def _rollout(
+        self, embeddings: Tensor, names: list[str], group: int, start: Tensor
+    ) -> tuple[list[Tensor], Tensor, list[Tensor]]:
+        paths, scores, rewards = [], torch.empty(len(names), STEPS), []
         for row, name in enumerate(names):
             path = [start]
             for step in range(STEPS):
                 velocity = self._velocity("rollout", row, step, path[-1], embeddings[row : row + 1])
-                mean = path[-1] - 0.15 * velocity
-                path.append(mean + 0.3 * drawn("noise", name, self._generation(row, group), step))
-                scores[row, step] = -((path[-1] - mean) ** 2).mean() / 0.18
+                noise = drawn("noise", name, self._generation(row, group), step)
+                with torch.no_grad():
+                    args = velocity, path[-1], noise
+                    latents, scores[row, step] = self.lean.scored(_sde_step, *args) if self.lean else _sde_step(*args)
+                path.append(latents)
             paths.append(torch.stack(path))
-        return paths, scores
+            reward = (path[-1].mean() + 0.1 * path[-1].square().mean())[None]
+            if self.lean:
+                self.lean.rewarded(rewards.append, torch.tensor([row]), reward)
+            else:
+                rewards.append(reward)
+        return paths, scores, rewards
 
     def _velocity(self, side: str, row: Any, step: Any, latents: Tensor, prompt: Tensor) -> Tensor:
         inputs = {"latents": latents, "timestep": torch.tensor([int(step) / 10]), "prompt": prompt}

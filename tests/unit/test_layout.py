@@ -135,6 +135,44 @@ def _from_the_same_noise(rank: int, world: int, kind: str, sizes: Sizes, env: di
     return job(rank, world, kind, sizes, env)
 
 
+REWEIGHT = {"LEANGRPO_SCHEDULE": "reweight"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "buffers", "env"),
+    [
+        ("fsdp", "affine", {}),
+        pytest.param("fsdp", "sample", {}, marks=MATRIX),
+        pytest.param("fsdp", "affine", LATE, marks=MATRIX),
+        pytest.param("ddp", "sample", {}, marks=MATRIX),
+        pytest.param("ddp", "affine", LATE, marks=MATRIX),
+    ],
+)
+def test_gradients_in_place_of_graphs(kind: str, buffers: str, env: dict[str, str]) -> None:
+    """Four parts of three samples a rank. FSDP1 reduces once per part, whatever LEANGRPO_SYNC; DDP once per update."""
+    sizes = Sizes(prompts=2, group=6, update=12, until=1)
+    ours, native = run(2, kind, sizes, SHARED | REWEIGHT | {"LEANGRPO_BUFFERS": buffers} | env)
+    check(ours, native, bound=5e-6 if buffers == "affine" else 2e-6)
+    for side in ours:
+        assert [(w["replayed"], w["recomputed"], w["gradients"]) for w in side.windows] == [(9, 0, 3)] * 4
+    if kind == "fsdp":
+        assert ours[0].counted["reduce_scatter"] == 4 * UNITS
+        assert native[0].counted["reduce_scatter"] == 12 * TRAINED * UNITS
+
+
+@pytest.mark.parametrize("buffers", [pytest.param("sample", marks=MATRIX), "affine"])
+@pytest.mark.parametrize("layout", [pytest.param("native", marks=MATRIX), "shared"])
+def test_gradients_in_place_of_graphs_in_on_policy_updates(layout: str, buffers: str) -> None:
+    env = ON_POLICY | REWEIGHT | {"LEANGRPO_LAYOUT": layout, "LEANGRPO_AUDIT": "off", "LEANGRPO_BUFFERS": buffers}
+    ours = ranks.run(_from_the_same_noise, 2, "fsdp", Sizes(prompts=2, until=2), env)
+    native = ranks.run(_from_the_same_noise, 2, "fsdp", Sizes(until=2), None)
+    for side in ours + native:
+        side.logged, side.losses = [], []
+    check(ours, native, bound=5e-6 if buffers == "affine" else 2e-6)
+    for side in ours:
+        assert all(window["recomputed"] == 0 and window["gradients"] for window in side.windows)
+
+
 @MATRIX
 @pytest.mark.parametrize("kind", ["fsdp", "ddp"])
 def test_a_schedule_that_chooses_itself(kind: str) -> None:
