@@ -18,7 +18,8 @@ def part(
     """v = c u, bent by so much of its length, over two outputs."""
     generator = torch.Generator().manual_seed(seed)
     us = [torch.randn(size, generator=generator, dtype=torch.float64) for size in ((1, 64, 8), (1, 16))]
-    vs = [c * u + bend * abs(c) * u.norm() * torch.nn.functional.normalize(torch.randn_like(u), dim=None) for u in us]  # type: ignore[arg-type]
+    bends = [torch.randn(u.shape, generator=generator, dtype=torch.float64) for u in us]
+    vs = [c * u + bend * abs(c) * u.norm() / off.norm() * off for u, off in zip(us, bends, strict=True)]
     return [v.to(dtype) for v in vs], [u.to(dtype) for u in us]
 
 
