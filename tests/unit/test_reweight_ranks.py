@@ -70,7 +70,7 @@ def trainings(rank: int, world: int, kind: str, names: list[str]) -> list[tuple[
 
 def check(kind: str, names: list[str]) -> dict[str, list[Side]]:
     """Compares each case with the native training; returns the reweighted sides of each rank."""
-    by_rank = ranks.run(trainings, 2, kind, names)
+    by_rank = ranks.run(trainings, 2, kind, names, seconds=30 * len(names))
     sides: dict[str, list[Side]] = {}
     for place, name in enumerate(names):
         for found in by_rank:
