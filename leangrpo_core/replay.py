@@ -51,7 +51,7 @@ def _why_not(
     if sync.bare(net) is not window.net:
         return "another network than in the rollout"
     if not window.replayed and window.seen is not None:
-        now = guard.see(net)
+        now = guard.see(sync.bare(net))
         names = ("weights", "buffers", "trainable", "adapters")
         other = [name for name in names if getattr(now, name) != getattr(window.seen, name)]
         other = other or guard.switched(window.seen, now)
@@ -134,7 +134,7 @@ class Replay:
 
 def changed(window: Window, net: nn.Module) -> bool:
     """Whether any weight differs from what the kept calls saw, to the bit."""
-    return window.seen is not None and guard.weights_of(net) != window.seen.weights
+    return window.seen is not None and guard.weights_of(sync.bare(net)) != window.seen.weights
 
 
 def due(window: Window, wrapper: sync.Wrapper, last: bool) -> list[Kept]:

@@ -83,12 +83,13 @@ class Lean:
     @contextmanager
     def rollout_batch(
         self, batch: int, *, batches: int, rows: int, steps: int, window: int, model: nn.Module,
-        of: int | None = None, device: Device = None,
+        of: int | None = None, device: Device = None, shuffled: bool = False, batch_rows: int | None = None,
+        calls: nn.Module | None = None,
     ) -> Iterator[None]:  # fmt: skip
         """The rollout of one batch out of several that are then trained together; the first one opens a window.
 
         Their samples are collated, perhaps some of them left out, perhaps shuffled (:meth:`row_order`), and trained in
-        as many batches again, each from the first step to the last or in the order that :meth:`step_order` draws.
+        batches again, each from the first step to the last or in the order that :meth:`step_order` draws.
 
         Args:
             batch, batches: which batch this is, from 0, and how many there are.
@@ -98,6 +99,10 @@ class Lean:
             model: the network as upstream trains it, which need not be how the rollout calls it.
             of: how many trajectory steps upstream draws them from, for each row, from the generator of `device`; None
                 where it draws no order of steps.
+            shuffled: upstream draws an order of all rows, too, before that of their steps, and from the same generator.
+            batch_rows: samples per batch of the update, where they are others than those of the rollout.
+            calls: the network that the rollout calls, where `model` holds some of its weights only and hands its own
+                calls on to it.
 
         Raises:
             LeanError: LG601 and LG602 for settings that are wrong or differ between ranks.
@@ -106,19 +111,22 @@ class Lean:
         if batch == 0:
             self.layout.require(batches=True)
             run.carry_over()
-            base, chosen = run.begin(batches * rows), run.settings
-            run.turns = Turns(steps, rows, window * rows, window * rows)
+            base, chosen, all_rows = run.begin(batches * rows), run.settings, batches * rows
+            trained_in = batch_rows or rows
+            first = min(window * trained_in, all_rows)
+            run.turns = Turns(steps, trained_in, window * trained_in, window * trained_in)
+            if calls is not None:
+                sync.hands_on(model, calls)
             keeps = run.schedule != "recompute"
             if of is None:
-                order = run.orders.draw(base, batches * rows, steps, in_order=True)
-                first = batches if chosen.order == "upstream" else min(window, batches)
+                order = run.orders.draw(base, all_rows, steps, in_order=True)
+                first = all_rows if chosen.order == "upstream" else first
             else:
                 keeps = keeps and run.keeps_through(model)
-                order = run.orders.draw(base, batches * rows, of, device=device) if keeps else None
-                first = min(window, batches)
+                order = run.orders.draw(base, all_rows, of, shuffled=shuffled, device=device) if keeps else None
             if keeps and order is not None:
-                run.open(base, order.positions(first * rows, range(steps), rows), model)
-                run.reweighting.begin(run.window, run.auto.way, of or steps, batches * rows)
+                run.open(base, order.positions(first, range(steps), trained_in), model)
+                run.reweighting.begin(run.window, run.auto.way, of or steps, all_rows)
         self.rows = range(batch * rows, (batch + 1) * rows)
         try:
             with run.rolling_out(last=batch == batches - 1):

@@ -6,7 +6,7 @@ collective there. Each statement here is a test of the kit on two ranks or more 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from . import fsdp1, layermajor
+from . import fsdp1, layermajor, shells
 from .agree import anyones, everyones, world_size
 from .cutting import Cuts, cutting
 from .errors import LeanError
@@ -95,6 +95,11 @@ def classify(net: nn.Module, late: bool = False) -> Wrapper:
     Args:
         late: gradients are to be reduced once per update where that is possible.
     """
+    wrapper = _classify(net, late)
+    return replace(wrapper, refusal=wrapper.refusal or shells.why_other(_inside_ddp(net)))
+
+
+def _classify(net: nn.Module, late: bool) -> Wrapper:
     several = world_size() > 1
     if isinstance(net, DistributedDataParallel):
         refusal = ""
@@ -172,7 +177,19 @@ def _offloaded(net: FullyShardedDataParallel) -> str:
 
 
 def bare(net: nn.Module) -> nn.Module:
-    """The network inside DDP, so that a rollout around the wrapper and an update through it are the same one."""
+    """The network inside DDP, so that a rollout around the wrapper and an update through it are the same one.
+
+    And inside a module that hands its calls on to it (:func:`hands_on`).
+    """
+    return shells.called(_inside_ddp(net))
+
+
+def hands_on(model: nn.Module, net: nn.Module) -> None:
+    """`model`, perhaps inside DDP, does nothing but call `net`, some of whose weights it holds."""
+    shells.hands_on(_inside_ddp(model), net)
+
+
+def _inside_ddp(net: nn.Module) -> nn.Module:
     return net.module if isinstance(net, DistributedDataParallel) else net
 
 
@@ -182,6 +199,8 @@ def innermost(net: nn.Module) -> nn.Module:
         inner = getattr(net, "_orig_mod", None)
         if isinstance(net, (DistributedDataParallel, FullyShardedDataParallel)):
             inner = net.module
+        elif shells.called(net) is not net:
+            inner = shells.called(net)
         elif callable(getattr(net, "get_base_model", None)):  # peft hands arguments on as they are
             inner = net.get_base_model()  # type: ignore[operator]
         if not isinstance(inner, nn.Module) or inner is net:

@@ -115,7 +115,8 @@ class Window:
     def see(self, net: nn.Module) -> Seen:
         """What the calls of `net` depend on, looked at the first time."""
         if self.seen is None:
-            self.net, self.seen = bare(net), see(net)
+            self.net = bare(net)
+            self.seen = see(self.net)
         return self.seen
 
     def count(self, reason: str, steps: int = 1) -> None:

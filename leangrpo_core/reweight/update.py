@@ -73,7 +73,7 @@ def settle(window: Window, wrapper: sync.Wrapper, net: nn.Module, replays: Seque
     total = ours.buffers.take(plan.weights, plan.lines)
     if not wrapper.collective:
         if total:
-            locally.deliver(net, total)
+            locally.deliver(sync.bare(net), total)  # the weights that the rollout walked, in their order
     elif agree.anyones([bool(total)])[0]:
         locally.deliver_sharded(net, total or [None] * len(locally.flat(net)), replays[-1].for_audit())
     trained = [row for row, verdict in verdicts.items() if verdict.trained]

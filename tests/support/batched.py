@@ -65,6 +65,7 @@ class Config:
     guidance: bool = True
     train_guidance: bool = True
     shuffled: bool = True
+    by_batch: bool = False  # each batch of the rollout is told to the runtime on its own
     rank: int = 0
 
 
@@ -79,10 +80,28 @@ class Hooks:
     update_net: Callable[[nn.Module], nn.Module] = lambda net: net
 
 
-def train(lean: Lean | None, net: nn.Module, config: Config, hooks: Hooks | None = None) -> Result:
-    """Trains `net` and records what every update did. `lean` None is the native trainer."""
+class Adapters(nn.Module):
+    """Some layers of a network, the last one first. A call of it is one of the network, as in trainers of adapters."""
+
+    def __init__(self, net: nn.Module, *names: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(net.get_submodule(name) for name in reversed(names))
+        self._net = (net,)  # not a part of it
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._net[0](*args, **kwargs)
+
+
+def train(
+    lean: Lean | None, net: nn.Module, config: Config, hooks: Hooks | None = None, shell: nn.Module | None = None
+) -> Result:
+    """Trains `net` and records what every update did. `lean` None is the native trainer.
+
+    With `shell`, perhaps inside DDP, the update goes through that, and its weights are the ones that are trained.
+    """
     hooks, result = hooks or Hooks(), Result()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    trains = net if shell is None else shell
+    optimizer = torch.optim.AdamW(trains.parameters(), lr=1e-2)
     noise = torch.Generator().manual_seed(50 + config.rank)
     torch.manual_seed(3 + config.rank)
     rows, copies = config.sample_batch * config.batches, 2 if config.guidance else 1
@@ -94,8 +113,16 @@ def train(lean: Lean | None, net: nn.Module, config: Config, hooks: Hooks | None
         return (lean.rollout_call if site == "rollout" else lean.policy_call)(net, *ids, *args, **kwargs)
 
     def rollout() -> dict[str, Tensor]:
-        batches = []
-        for batch in range(config.batches):
+        batches = [draw(batch) for batch in range(config.batches)]
+        return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+
+    def draw(batch: int) -> dict[str, Tensor]:
+        opened = nullcontext() if lean is None or not config.by_batch else lean.rollout_batch(
+            batch, batches=config.batches, rows=config.sample_batch, of=config.steps, steps=config.trained,
+            window=config.accumulate, batch_rows=config.train_batch, shuffled=config.shuffled, model=trains,
+            calls=None if shell is None else net,
+        )  # fmt: skip
+        with opened:
             count = config.sample_batch
             prompts = torch.randn(count, 8, generator=noise)
             latents = torch.randn(count, 3, 8, generator=noise)
@@ -103,7 +130,7 @@ def train(lean: Lean | None, net: nn.Module, config: Config, hooks: Hooks | None
             conditions = torch.cat([nothing.repeat(count, 1), prompts]) if config.guidance else prompts
             for step in range(config.steps):
                 with torch.no_grad():
-                    at = range(batch * count, (batch + 1) * count), step
+                    at = lean.rows if lean and config.by_batch else range(batch * count, (batch + 1) * count), step
                     inputs = torch.cat([latents] * copies), torch.tensor(step / 10), conditions
                     velocity = _guided(network(net, "rollout", at, *inputs, return_dict=False)[0], config.guidance)
                     args = velocity, latents, noise
@@ -111,14 +138,13 @@ def train(lean: Lean | None, net: nn.Module, config: Config, hooks: Hooks | None
                     scores.append(score)
                 paths.append(latents)
             path = torch.stack(paths, dim=1)
-            batches.append({
+            return {
                 "prompts": prompts, "latents": path[:, :-1], "next": path[:, 1:], "scores": torch.stack(scores, 1),
                 "time": (torch.arange(config.steps) / 10).repeat(count, 1),
-            })  # fmt: skip
-        return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+            }  # fmt: skip
 
     for _ in range(config.rollouts):
-        opened = nullcontext() if lean is None else lean.rollout(
+        opened = nullcontext() if lean is None or config.by_batch else lean.rollout(
             rows=rows, steps=config.steps, trained=config.trained, window=config.train_batch * config.accumulate,
             batch=config.train_batch, shuffled=config.shuffled,
         )  # fmt: skip
@@ -139,7 +165,7 @@ def train(lean: Lean | None, net: nn.Module, config: Config, hooks: Hooks | None
                 samples[name] = samples[name][torch.arange(rows)[:, None], order]
             if lean is not None:
                 samples |= lean.identity()
-            _update(lean, net, optimizer, config, hooks, samples, network, nothing, result)
+            _update(lean, trains, optimizer, config, hooks, samples, network, nothing, result)
     calls = getattr(net, "module", net).calls
     result.calls = {kind: sum(k == kind for k, _ in calls) for kind in ("grad", "no_grad")}  # type: ignore[union-attr]
     return result

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from typing import Any
 
-import torch
 from accelerate import PartialState
 from transformers import HfArgumentParser
+
+from leangrpo_tools.rehearsal.scripts.tiny import score
 
 WORDS = ("cat", "dog", "fish", "bird")
 
@@ -31,15 +31,6 @@ def prompts(rank: int) -> Any:
         return WORDS[next(counter) % len(WORDS)], {}
 
     return draw
-
-
-def score(images: torch.Tensor, words: tuple[str, ...], metadata: Any) -> tuple[torch.Tensor, dict[str, Any]]:
-    """A fixed projection of each image's pixels, on a grid that hides rounding."""
-    pixels = images.detach().double().flatten(1)
-    weights = torch.sin(torch.arange(1, pixels.shape[1] + 1, dtype=torch.float64) * 12.9898)
-    offsets = torch.tensor([float(sum(map(ord, word))) for word in words], dtype=torch.float64)
-    scores = torch.sin((pixels @ weights) * 40 / math.sqrt(pixels.shape[1]) + offsets)
-    return ((scores * 20).round() / 20).float(), {}
 
 
 def main() -> None:

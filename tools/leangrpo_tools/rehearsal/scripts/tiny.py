@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,3 +43,14 @@ def random_adapters(scale: float = 0.08) -> None:
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
 
     PeftAdapterMixin.add_adapter = add_adapter  # type: ignore[method-assign]
+
+
+def score(images: Any, words: Sequence[str], metadata: Any) -> tuple[Any, dict[str, Any]]:
+    """A fixed projection of each image's pixels, on a grid that hides rounding."""
+    import torch
+
+    pixels = images.detach().double().flatten(1)
+    weights = torch.sin(torch.arange(1, pixels.shape[1] + 1, dtype=torch.float64) * 12.9898)
+    offsets = torch.tensor([float(sum(map(ord, word))) for word in words], dtype=torch.float64)
+    scores = torch.sin((pixels @ weights) * 40 / math.sqrt(pixels.shape[1]) + offsets)
+    return ((scores * 20).round() / 20).float(), {}

@@ -40,9 +40,9 @@ class Ddpo(Script):
     def supports(self, config: Config) -> str | None:
         """The batches have to fit into each other, which the trainer demands too."""
         if config.ema:
-            return "upstream's DDPOTrainer has no EMA"
+            return "upstream has no EMA"
         try:
-            sample, train, epochs = _batches(config)
+            sample, train, epochs = batches(config)
         except ValueError as error:
             return f"batches and inner epochs are whole numbers from 1: {error}"
         updates = config.updates_per_rollout
@@ -61,13 +61,13 @@ class Ddpo(Script):
 
     def launch(self, workdir: Path, config: Config) -> Launch:
         """The driver's flags; those of `DDPOConfig` are upstream's defaults where nothing is said."""
-        sample, train, epochs = _batches(config)
+        sample, train, epochs = batches(config)
         values: dict[str, Any] = {
             "model": workdir / "model", "lora": config.option("lora", "1"),
             "gradient_checkpointing": config.checkpointing, "seed": config.seed, "num_epochs": config.rollouts,
             "sample_num_steps": config.steps, "sample_batch_size": sample,
             "sample_num_batches_per_epoch": config.generations // sample, "train_batch_size": train,
-            "train_gradient_accumulation_steps": _window(config) // train, "train_num_inner_epochs": epochs,
+            "train_gradient_accumulation_steps": window(config) // train, "train_num_inner_epochs": epochs,
             "train_timestep_fraction": config.fraction, "train_cfg": config.option("train_cfg", "1"),
             "train_learning_rate": config.option("learning_rate", "1e-3"),
             "mixed_precision": "no" if config.precision == "fp32" else config.precision,
@@ -131,11 +131,11 @@ class Ddpo(Script):
 
     def regrouped(self, config: Config) -> tuple[Config, str] | None:
         """In other batches, unless every call, in both trees, has equally many rows: kernels round by their number."""
-        sample, train, _ = _batches(config)
-        window = _window(config)
-        whole = train == sample and window == config.generations and self.trained(config) == config.steps
+        sample, train, _ = batches(config)
+        rows = window(config)
+        whole = train == sample and rows == config.generations and self.trained(config) == config.steps
         whole &= config.budget_gb == "unlimited"
-        sizes = [size for size in range(1, sample + 1) if sample % size == window % size == 0 and size != train]
+        sizes = [size for size in range(1, sample + 1) if sample % size == rows % size == 0 and size != train]
         if not sizes or (whole and config.precision == "fp32"):
             return None
         options = dict(config.options) | {"train_batch": str(sizes[-1])}
@@ -155,7 +155,7 @@ class Ddpo(Script):
         ]
 
 
-def _batches(config: Config) -> tuple[int, int, int]:
+def batches(config: Config) -> tuple[int, int, int]:
     """Samples per network call of the rollout and of the update, and inner epochs."""
     names = {"sample_batch": "4", "train_batch": "4", "inner_epochs": "1"}
     sample, train, epochs = (int(config.option(name, default)) for name, default in names.items())
@@ -164,9 +164,9 @@ def _batches(config: Config) -> tuple[int, int, int]:
     return sample, train, epochs
 
 
-def _window(config: Config) -> int:
+def window(config: Config) -> int:
     """Samples per rank that one optimizer update consumes; each inner epoch goes through all of them."""
-    return config.generations * _batches(config)[2] // config.updates_per_rollout
+    return config.generations * batches(config)[2] // config.updates_per_rollout
 
 
 def numbers_and_rounding(config: Config) -> list[str]:
