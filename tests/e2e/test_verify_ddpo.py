@@ -106,7 +106,7 @@ def test_one_update_takes_the_whole_rollout(bench: Bench) -> None:
     assert report.replicas and all(report.replicas)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_single_samples_as_upstream_has_them(bench: Bench) -> None:
     """Bitwise, with two updates per rollout: no call has other rows than natively."""
     report = ok(bench.rehearse(updates=2, updates_per_rollout=2, generations=2, steps=3, options=SINGLE))
@@ -114,7 +114,7 @@ def test_single_samples_as_upstream_has_them(bench: Bench) -> None:
     assert counts(report, "native") == [(6, 6)] and counts(report, "patched") == [(3, 6)]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(("lora", "forwards"), [(1, (4, 4)), (0, (0, 4))])
 def test_low_precision(bench: Bench, lora: int, forwards: tuple[int, int]) -> None:
     """With adapters accelerate's autocast is in the update's calls only, so nothing is kept; without them in both."""

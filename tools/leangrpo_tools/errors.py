@@ -35,6 +35,7 @@ CODES: dict[str, Code] = {
     "LG114": Code("the bundle does not fit", 3),
     "LG115": Code("pip does not work here", 3),
     "LG116": Code("the pinned wheel cannot be unpacked", 1),
+    "LG117": Code("nothing to gain from this upstream", 1),
     "LG120": Code("unknown error code", 2),
     "LG201": Code("an anchor does not match", 1),
     "LG202": Code("the recipe is invalid", 2),

@@ -70,6 +70,10 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "every machine: a path that leaves it, a symbolic link, a name given twice.",
         "Nothing was written. The pin in upstreams.lock must be another wheel.",
     ),
+    "LG117": (
+        "The upstream was read, and hardly a forward of its updates repeats one of the rollout under the same weights.",
+        "The message says which, and how many. Train with upstream's own code.",
+    ),
     "LG120": ("A typing error, or a code of a newer version of the kit.", "Codes look like LG201."),
     "LG201": (
         "The file differs from the pinned commit where the patch goes: a call was renamed, removed or doubled. The "

@@ -149,17 +149,38 @@ class PypiEntry(_Strict):
 Entry = Annotated[GitEntry | EmbeddedEntry | PypiEntry, Field(discriminator="kind")]
 
 
+class Refused(_Strict):
+    """An upstream that was read, at these commits, and is left alone, and why."""
+
+    url: Annotated[str, AfterValidator(_no_option)]
+    folder: RelativePath
+    read: dict[RelativePath, Sha1]
+    reason: Annotated[str, Field(min_length=10)]
+
+
 class Lock(_Strict):
-    """The lock file: a format number and the pinned upstreams by name."""
+    """The lock file: a format number, the pinned upstreams by name, and those that are refused."""
 
     format: Literal[1]
     upstreams: dict[str, Entry] = Field(min_length=1)
+    refused: dict[str, Refused] = {}
 
     def find(self, name: str) -> str:
-        """The exact name of an upstream given in any case. Raises LG102 with the known and the nearest names."""
+        """The exact name of an upstream given in any case.
+
+        Raises LG102 with the known and the nearest names, LG117 with the reason for one that is refused.
+        """
         known = {item.lower(): item for item in self.upstreams}
         if name.lower() in known:
             return known[name.lower()]
+        for refused, entry in self.refused.items():
+            if name.lower() == refused.lower():
+                raise KitError(
+                    "LG117",
+                    f"{refused} ({entry.url}, folder {entry.folder}) is not patched",
+                    cause=entry.reason.strip(),
+                    fix="train with upstream's own code: a patch would save next to nothing",
+                )
         near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
         hint = f"; did you mean {known[near[0]]}?" if near else ""
         raise KitError(
@@ -174,10 +195,11 @@ def load(path: Path | None = None) -> Lock:
     """Read the lock file. Raises LG101 with every problem at once."""
     where = path or data.lock_path()
     lock = yamlfile.load(where, Lock, "LG101", FIX)
-    names = [name.lower() for name in lock.upstreams]
+    every = [*lock.upstreams, *lock.refused]
+    names = [name.lower() for name in every]
     doubled = sorted({name for name in names if names.count(name) > 1})
-    bad = [name for name in lock.upstreams if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", name)]
-    problems = [(0, f"upstreams: {name} is given in more than one case") for name in doubled]
+    bad = [name for name in every if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", name)]
+    problems = [(0, f"upstreams: {name} is given in more than one case, or refused, too") for name in doubled]
     problems += [(0, f"upstreams: {name!r} is no plain name") for name in bad]
     if problems:
         raise yamlfile.problem_list("LG101", where, problems, FIX)
