@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import memory, sync
+from .. import fsdp1, memory, sync
 from ..capture import where
 from . import grads, locally
 from .buffers import wide
@@ -23,8 +23,8 @@ def why_not(net: nn.Module, wrapper: sync.Wrapper, rows: int, args: Any, kwargs:
         return "something of upstream's own runs on each gradient as it arrives"
     if wrapper.kind == "fsdp2":
         return "FSDP2 hands out no gradient before it is reduced"
-    if wrapper.kind == "fsdp1" and wrapper.collective:
-        return _why_not_sharded(net, wrapper, rows)
+    if wrapper.kind == "fsdp1":
+        return (_why_not_sharded if wrapper.collective else _why_not_alone)(net, wrapper, rows)
     return ""
 
 
@@ -44,6 +44,14 @@ def scale(net: nn.Module) -> None:
     """Work of the kind, and on this rank's weights of the size, that scaling a gradient is; nothing stays."""
     for p in locally.weights(net):
         torch.zeros_like(p, dtype=wide(p.dtype)).mul_(1.0)
+
+
+def _why_not_alone(net: nn.Module, wrapper: sync.Wrapper, rows: int) -> str:
+    """On one rank gradients are found at the weights, so these must be what autograd leaves them at: the units'."""
+    unknown = fsdp1.supports(net)
+    if not unknown and {id(p) for p in locally.flat(net)} != {id(p) for p in locally.weights(net)}:
+        return "FSDP1 with use_orig_params on one rank"
+    return unknown or ("several rows in one call under FSDP1" if rows > 1 else "")
 
 
 def _why_not_sharded(net: nn.Module, wrapper: sync.Wrapper, rows: int) -> str:

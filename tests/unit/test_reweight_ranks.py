@@ -117,6 +117,20 @@ def test_what_cannot_be_scaled_before_it_is_reduced_keeps_graphs() -> None:
             assert lean.said.count("from here on graphs are kept") == (rank == 0)
 
 
+def alone(rank: int, world: int) -> dict[str, tuple[Side, Side]]:
+    options = {"config": {"rollouts": 3, "accumulate": 2}, "env": ENV | {"LEANGRPO_AUDIT": "off"}}
+    return {kind: pair(rank, world, kind, options) for kind in ("fsdp", "fsdp-orig")}
+
+
+def test_fsdp1_on_one_rank() -> None:
+    """Nothing is reduced, but with use_orig_params autograd leaves gradients where the weights do not show them."""
+    (found,) = ranks.run(alone, 1)
+    for kind, (lean, native) in found.items():
+        assert_same(lean.result, native.result, rtol=2e-6)
+        assert ("use_orig_params on one rank: from here on graphs are kept" in lean.said) == (kind == "fsdp-orig")
+        assert lean.window["replayed"] > 0 and (lean.window["peak_held_bytes"] > 0) == (kind == "fsdp-orig")
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["none", "ddp", "fsdp", "fsdp-orig", "fsdp-grad-op", "fsdp-grad-op-orig", "fsdp-none"])
 def test_every_wrapper(kind: str) -> None:
