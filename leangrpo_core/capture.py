@@ -160,8 +160,9 @@ class Capture:
         return [wanted]
 
     def beyond(self, wanted: dict[Key, int]) -> list[Key]:
-        """Wanted steps for which there is no room."""
-        return [key for key in wanted if self.window.positions[key[:2]] >= self.window.limit]
+        """Wanted steps for which there is no room: all of a call, where it is replayed whole."""
+        over = [key for key in wanted if self.window.positions[key[:2]] >= self.window.limit]
+        return list(wanted) if over and self.window.calls_whole(self.wrapper) else over
 
     def _run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, aside: bool

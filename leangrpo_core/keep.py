@@ -50,7 +50,8 @@ def rollout_call(
     call = (window.reweight.capture if window.reweight else Capture)(window, wrapper, net, budget, host, sizes, measure)
     call.set_limits()
     # One figure is not enough to keep nothing for good: the first forward allocates more than a graph.
-    window.limit = max(window.limit, int(sizes.measured < 2))
+    if sizes.measured < 2:
+        window.limit = max(window.limit, len(keys) if window.calls_whole(wrapper) else 1)
     over = call.beyond(wanted)
     window.pass_by(over, call.over_budget)
     for key in over:
@@ -102,10 +103,11 @@ def _why_not(
     """Why this call cannot be kept, or nothing. Such a call runs, and is recomputed later, as upstream does."""
     if wrapper.refusal:
         return wrapper.refusal
-    if wrapper.flush == "armed" and len(keys) > 1:
-        # Ranks whose rows come from unequal numbers of calls would make unequal numbers of backward passes.
+    # Ranks whose rows come from unequal numbers of calls would make unequal numbers of backward passes.
+    mixed = len(keys) > 1 and not window.whole
+    if wrapper.flush == "armed" and mixed:
         return "several rows in one call under FSDP1: set LEANGRPO_SYNC=late"
-    if wrapper.kind == "fsdp2" and wrapper.flush == "in order" and wrapper.communicates and len(keys) > 1:
+    if wrapper.kind == "fsdp2" and wrapper.flush == "in order" and wrapper.communicates and mixed:
         return f"several rows in one call under FSDP2: {wrapper.notice or 'set LEANGRPO_SYNC=late'}"
     if not window.looked_at:
         window.looked_at = True

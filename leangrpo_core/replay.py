@@ -19,9 +19,18 @@ from .window import Key, Window
 
 
 def find(
-    window: Window, net: nn.Module, keys: Sequence[Key], args: tuple[Any, ...], kwargs: dict[str, Any]
+    window: Window,
+    net: nn.Module,
+    keys: Sequence[Key],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    whole: bool = False,
 ) -> tuple[dict[Key, Row], dict[Key, str]]:
-    """The rows of a policy call that are held as the same evaluation, and why the others must be recomputed."""
+    """The rows of a policy call that are held as the same evaluation, and why the others must be recomputed.
+
+    Args:
+        whole: the call must be one of the rollout, with all its rows in their order, or none of them is taken.
+    """
     held = {key: window.held[key] for key in keys if key in window.held}
     reasons = {key: "not held" for key in keys if key not in held}
     if len(set(keys)) < len(keys):
@@ -41,7 +50,14 @@ def find(
         reasons |= differs
         if len(reasons) < len(keys) and reasons and not rebuildable((args, kwargs)):
             return {}, reasons | dict.fromkeys(set(keys) - set(reasons), "an argument cannot be split into rows")
+        if whole and not (reasons or _one_call([held[key] for key in keys])):
+            return {}, dict.fromkeys(keys, "not a batch as it was drawn")
     return {key: row for key, row in held.items() if key not in reasons}, reasons
+
+
+def _one_call(rows: Sequence[Row]) -> bool:
+    call = rows[0].call
+    return all(row.call is call for row in rows) and [row.place for row in rows] == list(range(call.rows))
 
 
 def _why_not(

@@ -137,12 +137,14 @@ class Run:
         )
         return False
 
-    def open(self, base: int, positions: dict[tuple[int, int], int], model: nn.Module | None = None) -> None:
+    def open(
+        self, base: int, positions: dict[tuple[int, int], int], model: nn.Module | None = None, whole: bool = False
+    ) -> None:
         """Opens a window for the steps at `positions`, if kept graphs can be used through the wrapper of `model`."""
         if model is not None and not self.keeps_through(model):
             return  # no window: the order of the samples is upstream's own, too
         self._windows += 1
-        self.window = Window(self._windows, base, positions)
+        self.window = Window(self._windows, base, positions, whole=whole)
         self.window.rounding_allowed = self.settings.inputs == "rounded"
         if self._measuring is None:
             self._measuring = self.budget.begin_window(self.report.say)

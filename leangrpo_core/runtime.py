@@ -84,7 +84,7 @@ class Lean:
     def rollout_batch(
         self, batch: int, *, batches: int, rows: int, steps: int, window: int, model: nn.Module,
         of: int | None = None, device: Device = None, shuffled: bool = False, batch_rows: int | None = None,
-        calls: nn.Module | None = None,
+        calls: nn.Module | None = None, whole: bool = False,
     ) -> Iterator[None]:  # fmt: skip
         """The rollout of one batch out of several that are then trained together; the first one opens a window.
 
@@ -103,6 +103,8 @@ class Lean:
             batch_rows: samples per batch of the update, where they are others than those of the rollout.
             calls: the network that the rollout calls, where `model` holds some of its weights only and hands its own
                 calls on to it.
+            whole: each batch is trained as it was drawn: no sample is left out or trained in another batch. Then ranks
+                walk equally many graphs, which FSDP needs where calls have several rows.
 
         Raises:
             LeanError: LG601 and LG602 for settings that are wrong or differ between ranks.
@@ -125,7 +127,7 @@ class Lean:
                 keeps = keeps and run.keeps_through(model)
                 order = run.orders.draw(base, all_rows, of, shuffled=shuffled, device=device) if keeps else None
             if keeps and order is not None:
-                run.open(base, order.positions(first, range(steps), trained_in), model)
+                run.open(base, order.positions(first, range(steps), trained_in), model, whole)
                 run.reweighting.begin(run.window, run.auto.way, of or steps, all_rows)
         self.rows = range(batch * rows, (batch + 1) * rows)
         try:
@@ -293,7 +295,7 @@ class Lean:
         if not (window.native_only or (wrapper.collective and window.replayed + len(keys) > window.agreed_calls)):
             if wrapper.kind == "fsdp2":
                 guard.parameters_of(net)  # gathered ones are given up on every rank, whatever each holds
-            held, reasons = replay.find(window, net, keys, args, kwargs)
+            held, reasons = replay.find(window, net, keys, args, kwargs, window.calls_whole(wrapper))
             if wrapper.collective and agree.minimum(int(not reasons)) == 0:
                 reasons |= dict.fromkeys(held, f"another {'row of the call' if reasons else 'rank'} recomputes")
                 held, window.native_only = {}, wrapper.alone

@@ -13,7 +13,7 @@ from .guard import Seen, see
 from .kept import Kept, Row
 from .memory import Meter
 from .rows import BY_UP_TO
-from .sync import bare
+from .sync import Wrapper, bare
 
 if TYPE_CHECKING:
     from .reweight.rollout import Reweight
@@ -48,6 +48,7 @@ class Window:
         number: counts the windows of the process from 1.
         base: the id of its first row; ids are never used twice, so samples of an older rollout cannot match.
         positions: the place of each selected step in the order of consumption.
+        whole: the update trains the rows of each call of the rollout in one call, in their order.
         held: rows of kept calls that no update has consumed yet.
         consumed: kept calls of which upstream holds leaves, in the order of consumption.
         largest: the amount, for reasons that have one.
@@ -76,6 +77,7 @@ class Window:
     number: int
     base: int
     positions: dict[tuple[int, int], int]
+    whole: bool = False
     held: dict[Key, Row] = field(default_factory=dict)
     consumed: list[Kept] = field(default_factory=list)
     reasons: dict[str, int] = field(default_factory=dict)
@@ -111,6 +113,10 @@ class Window:
     native_only: bool = False
     agreed: int | None = None
     reweight: "Reweight | None" = None
+
+    def calls_whole(self, wrapper: Wrapper) -> bool:
+        """Whether a kept call is replayed with all its rows or not at all, since ranks communicate in its backward."""
+        return self.whole and wrapper.communicates
 
     def see(self, net: nn.Module) -> Seen:
         """What the calls of `net` depend on, looked at the first time."""

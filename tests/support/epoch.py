@@ -19,7 +19,8 @@ from .grpo import Result, _log_prob, _sde_step
 
 @dataclass
 class Config:
-    """`window` batches per optimizer step; `useless` rows have the same reward as their group."""
+    """`window` batches per optimizer step; `useless` rows have the same reward as their group; `whole` as the runtime's
+    argument."""
 
     batches: int = 4
     rows: int = 3
@@ -31,6 +32,7 @@ class Config:
     shuffled: bool = True
     useless: tuple[int, ...] = ()
     reference: bool = False
+    whole: bool = False
     rank: int = 0
 
 
@@ -106,7 +108,8 @@ def train(
         batches = []
         for batch in range(config.batches):
             opened = nullcontext() if lean is None else lean.rollout_batch(
-                batch, batches=config.batches, rows=config.rows, steps=config.trained, window=config.window, model=model
+                batch, batches=config.batches, rows=config.rows, steps=config.trained, window=config.window,
+                model=model, whole=config.whole,
             )  # fmt: skip
             with opened:
                 batches.append(sample(config.rows, batch))
