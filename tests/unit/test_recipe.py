@@ -75,6 +75,18 @@ def test_unknown_script(tmp_path: Path) -> None:
     assert caught.value.code == "LG203" and "did you mean flux?" in caught.value.what
 
 
+def test_a_script_that_is_left_alone(tmp_path: Path) -> None:
+    reason = "its network is sampled by a program of its own, which no edit reaches"
+    text = GOOD + f"refused:\n  c: {{file: c.py, reason: {reason!r}}}\n"
+    found = load(tmp_path, text)
+    with pytest.raises(KitError) as caught:
+        found.find("C")
+    assert caught.value.code == "LG210" and caught.value.what.endswith(f"toy's c (c.py) is left alone: {reason}")
+    assert set(found.scripts) == {"a", "b"}
+    assert "refused.a: is among the scripts, too" in problems(tmp_path, text.replace("  c: {file", "  a: {file"))
+    assert "at least 40 characters" in problems(tmp_path, text.replace(reason, "it does not work"))
+
+
 def test_every_problem_at_once(tmp_path: Path) -> None:
     text = GOOD.replace("codemod: insert_import", "codemod: insert_imports")
     text = text.replace('call: "${network}"', 'call: "${netwrk}"').replace("calls: 1, ", "")

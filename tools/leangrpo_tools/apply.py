@@ -191,6 +191,9 @@ def _patch_alone(tree: Tree, recipe: Recipe, wish: Wish, entry: lock.Entry) -> A
     ]
     if others:
         result.notices.append(f"not patched: {', '.join(others)}; add with --script NAME")
+    if not (wish.choices.scripts or had):
+        for name, left in recipe.refused.items():
+            result.notices.append(f"{name} ({left.file}) is left alone: {left.reason}")
     warned: dict[str, list[str]] = {}
     for script in chosen:
         for text in recipe.scripts[script].warnings:

@@ -46,6 +46,7 @@ CODES: dict[str, Code] = {
     "LG207": Code("the patched text is not valid Python", 1),
     "LG208": Code("a file is too large to patch", 1),
     "LG209": Code("--anchor names no place", 2),
+    "LG210": Code("this script is left alone", 2),
     "LG301": Code("not a patched tree", 2),
     "LG302": Code("edits and patch changed the same lines", 1),
     "LG303": Code("a path leaves the tree", 1),

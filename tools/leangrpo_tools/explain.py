@@ -106,6 +106,11 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "--anchor takes EDIT=LINE, with the edit's name as error LG201 prints it. Lines are those before the patch.",
         "Paste the option from the error, with the script's name in front if several scripts have such an edit.",
     ),
+    "LG210": (
+        "The kit knows the script and has no patch for it: the method cannot take it as it is written. The message "
+        "says what stands in the way.",
+        "Train it as it is. The other scripts of the upstream can be patched beside it; leangrpo list names them.",
+    ),
     "LG301": (
         "The folder does not exist, was never patched, was reverted, or its .leangrpo folder was deleted.",
         "leangrpo check FOLDER says which. A copy of a patched tree needs .leangrpo, too.",

@@ -65,6 +65,13 @@ class RawScript(_Strict):
     warnings: list[str] = []
 
 
+class Refused(_Strict):
+    """A training script that the kit leaves alone, and what of it the method cannot take."""
+
+    file: RelativePath
+    reason: str = Field(min_length=40)
+
+
 class RawRecipe(_Strict):
     """The file as written. ``vendor`` is where the runtime goes, inside upstream's own import package."""
 
@@ -73,6 +80,7 @@ class RawRecipe(_Strict):
     vendor: RelativePath
     families: dict[str, RawFamily] = {}
     scripts: dict[str, RawScript] = Field(min_length=1)
+    refused: dict[str, Refused] = {}
 
 
 @dataclass(frozen=True)
@@ -108,13 +116,14 @@ class Script:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe, resolved. ``sha256`` is that of the file."""
+    """A recipe, resolved. ``sha256`` is that of the file. ``refused`` are scripts that are left alone."""
 
     upstream: str
     vendor: str
     scripts: dict[str, Script]
     sha256: str
     vendored: bool = True
+    refused: dict[str, Refused] = field(default_factory=dict)
 
     def without_vendor(self) -> Recipe:
         """The same edits, but the runtime is imported from an installed ``leangrpo_core`` instead of a copy."""
@@ -132,10 +141,20 @@ class Recipe:
         return replace(self, scripts=scripts, vendored=False)
 
     def find(self, name: str) -> Script:
-        """The script called ``name`` in any case. Raises LG203 with the known and the nearest names."""
+        """The script called ``name`` in any case.
+
+        Raises LG203 with the known and the nearest names, LG210 with the reason for a script that is left alone.
+        """
         known = {item.lower(): item for item in self.scripts}
         if name.lower() in known:
             return self.scripts[known[name.lower()]]
+        for other, left in self.refused.items():
+            if name.lower() == other.lower():
+                raise KitError(
+                    "LG210",
+                    f"{self.upstream}'s {other} ({left.file}) is left alone: {left.reason}",
+                    fix="train it as it is: a patched tree runs it unchanged",
+                )
         near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.4)
         hint = f"; did you mean {known[near[0]]}?" if near else ""
         raise KitError(
@@ -187,14 +206,21 @@ def load(upstream: str, path: Path | None = None) -> Recipe:
     scripts = {name: _script(name, script, raw, problems) for name, script in raw.scripts.items()}
     unused = set(raw.families) - {script.family for script in raw.scripts.values()}
     problems += [f"families.{name}: no script uses it" for name in sorted(unused)]
+    problems += [f"refused.{name}: is among the scripts, too" for name in sorted(set(raw.refused) & set(raw.scripts))]
     if problems:
         raise yamlfile.problem_list("LG202", where, [(0, text) for text in dict.fromkeys(problems)], FIX)
-    return Recipe(upstream, raw.vendor, scripts, hashlib.sha256(where.read_bytes()).hexdigest())
+    return Recipe(upstream, raw.vendor, scripts, hashlib.sha256(where.read_bytes()).hexdigest(), refused=raw.refused)
 
 
 def scripts_of(upstream: str) -> set[str]:
     """The scripts that can be patched; none where there is no recipe. Raises LG202."""
     return set(load(upstream).scripts) if data.recipe_path(upstream).is_file() else set()
+
+
+def refused_by(upstream: str) -> dict[str, str]:
+    """Files of the scripts that the kit leaves alone, by name; none where there is no recipe. Raises LG202."""
+    found = load(upstream).refused if data.recipe_path(upstream).is_file() else {}
+    return {name: left.file for name, left in found.items()}
 
 
 def _script(name: str, script: RawScript, raw: RawRecipe, problems: list[str]) -> Script:

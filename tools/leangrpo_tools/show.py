@@ -174,6 +174,7 @@ def listed(found: Any) -> str:
         for name, script in item["scripts"].items():
             lines.append(f"  {name:10} {script['file']}")
             lines.append(f"  {'':10} updates per rollout: {script['updates_per_rollout']}")
+        lines += [f"  {name:10} {left['file']}: left alone (LG210)" for name, left in item["refused"].items()]
     return "\n".join(lines)
 
 

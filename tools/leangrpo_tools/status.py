@@ -30,6 +30,7 @@ def listing() -> list[dict[str, object]]:
                     }
                     for script in recipe.scripts.values()
                 },
+                "refused": {name: left.model_dump() for name, left in recipe.refused.items()},
             }
         )
     return found
