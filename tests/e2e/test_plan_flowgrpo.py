@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from leangrpo_tools import fetch, lock, recipe
+from leangrpo_tools.errors import KitError
 from leangrpo_tools.plan import facts, plan
 from leangrpo_tools.plan.pyeval import Evaluator
 from leangrpo_tools.plan.pynames import Function
@@ -123,9 +124,17 @@ def test_every_preset_of_a_known_script_is_planned(tree, monkeypatch) -> None:
         ("single_node/grpo_flux.sh", 8, {"no_grad": 288, "grad": 240}, 0, 1.0),
         ("multi_node/flux_fast.sh", 32, {"no_grad": 72, "grad": 36}, 0, 1.0),
         ("multi_node/flux_kontext.sh", 28, {"no_grad": 72, "grad": 60}, 0, 1.0),
+        ("single_node/grpo_qwenimage.sh", 8, {"no_grad": 160, "grad": 32}, 16, 1.06),
+        ("multi_node/qwenimage_edit.sh", 32, {"no_grad": 40, "grad": 36}, 18, 1.13),
     ],
 )
 def test_shipped_launch_files(tree, file, ranks, calls, graphs, ratio) -> None:
     report = plan("flowGRPO", tree / "scripts" / file)
     assert (report.ranks, report.rollout.graphs, round(report.rollout.ratio, 2)) == (ranks, graphs, ratio)
     assert report.rollout.network_calls(False) == calls and report.rollout.updates == 2
+
+
+def test_a_script_that_is_left_alone(tree) -> None:
+    with pytest.raises(KitError) as caught:
+        plan("flowGRPO", tree / "scripts/multi_node/bagel/main.sh")
+    assert caught.value.code == "LG210" and "scripts/train_bagel.py" in caught.value.what

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.toytree import contents, git
 
+from leangrpo_core.values import uncomparable
 from leangrpo_tools import fetch, lock, recipe
-from leangrpo_tools.apply import apply
+from leangrpo_tools.apply import ApplyResult, apply
 from leangrpo_tools.diff import diff
+from leangrpo_tools.errors import KitError
 from leangrpo_tools.plan import plan
 from leangrpo_tools.revert import revert
 
@@ -36,6 +40,8 @@ FLOW = {
     "train_flux_fast": ("flux_pipeline_with_logprob_fast", 1, False),
     "train_flux_kontext": ("flux_kontext_pipeline_with_logprob", 1, True),
     "train_wan2_1": ("wan_pipeline_with_logprob", 3, True),
+    "train_qwenimage": ("qwenimage_pipeline_with_logprob", 1, False),
+    "train_qwenimage_edit": ("qwenimage_edit_pipeline_with_logprob", 1, False),
 }
 """Script: its pipeline's file, network calls of the update, whether it shuffles its samples."""
 
@@ -61,18 +67,47 @@ def test_flowgrpo_changes_few_lines_and_nothing_but_training_opens_a_window(tmp_
         assert text.count("lean.row_order(") == shuffled
         for call in ("lean.rollout_batch(", "lean.identity(", "lean.flush(transformer, optimizer)"):
             assert text.count(call) == 1, (script, call)
+        # Only where no sample is left out or moved to another batch.
+        assert text.count("whole=True") == ("qwen" in script)
         assert text.index("def eval(") < text.index("def main(") < text.index("lean.rollout_batch(")
         sampler = (done.dest / "flow_grpo/diffusers_patch" / f"{pipeline}.py").read_text()
         assert sampler.count("lean.rollout_call(") == (2 if "wan" in script else 1)
         assert sampler.count("lean.scored(sde_step_with_logprob,") + sampler.count("sde_step_with_logprob,\n") == 1
         # Wan's KL reward evaluates the reference in the rollout.
         assert sampler.count("self.transformer(") == (1 if "wan" in script else 0)
-    assert "13 files changed" in diff(done.dest, stat=True).text.decode()
+    assert_bagel_is_what_is_said_of_it(done)
+    assert "17 files changed" in diff(done.dest, stat=True).text.decode()
     assert git(done.dest, "status", "--porcelain") == ""
     after = contents(done.dest)
     revert(done.dest)
     apply("flowGRPO", done.dest)
     assert contents(done.dest) == after
+
+
+def test_bagel_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
+    with pytest.raises(KitError) as caught:
+        apply("flowGRPO", tmp_path / "none", scripts=["bagel"])
+    assert caught.value.code == "LG210" and "scripts/train_bagel.py" in caught.value.what
+    assert not (tmp_path / "none").exists()
+
+
+def assert_bagel_is_what_is_said_of_it(done: ApplyResult) -> None:
+    """It is left alone for what its files say, and the runtime would keep nothing."""
+    assert any(text.startswith("bagel (scripts/train_bagel.py) is left alone: ") for text in done.notices)
+    base = git(done.dest, "diff", "--name-only", "HEAD^").splitlines()
+    assert "scripts/train_bagel.py" not in base and not any("bagel" in name for name in base)
+    model = done.dest / "flow_grpo/bagel/modeling/bagel"
+    tree = ast.parse((model / "qwen2_navit.py").read_text())
+    cache = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "NaiveCache")
+    names: dict[str, Any] = {}
+    exec(compile(ast.Module([cache], []), "cache", "exec"), names)
+    assert uncomparable((), {"past_key_values": names["NaiveCache"](2)})
+    text = (model / "bagel.py").read_text()
+    calls = text[text.index("def _forward_flow") :]
+    assert "past_key_values=past_key_values," in calls and "accelerator.backward(loss)" in text
+    assert "transformer.module.training = False" in (done.dest / "scripts/train_bagel.py").read_text()
+    forward = (model / "qwen2_navit.py").read_text().split("class Qwen2ForCausalLM")[1]
+    assert "if self.training:" in forward and "self.forward_inference(" in forward
 
 
 def test_mixgrpo_changes_few_lines_and_its_launch_files_are_read(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ wide = pytest.mark.matrix
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    yield from bench_of("flowGRPO", tmp_path_factory.mktemp("bench"))
+    yield from bench_of("flowGRPO", tmp_path_factory.mktemp("bench"), ["sd3", "sd3_fast", "sd3_GRPO_Guard"])
 
 
 def held(window: dict[str, Any]) -> tuple[int, int, int]:

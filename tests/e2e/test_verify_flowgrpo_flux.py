@@ -6,10 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.bench import Bench, assert_ok, bench_of
-
-from leangrpo_tools.rehearsal.rehearse import find_script
-from leangrpo_tools.rehearsal.report import Report
+from support.bench import Bench, assert_first_update_is_replayed, assert_ok, bench_of
 
 pytestmark = [pytest.mark.upstream, pytest.mark.slow]
 SCRIPTS = ("flux", "flux_fast", "flux_kontext")
@@ -17,22 +14,7 @@ SCRIPTS = ("flux", "flux_fast", "flux_kontext")
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    yield from bench_of("flowGRPO", tmp_path_factory.mktemp("bench"))
-
-
-def assert_first_update_is_replayed(report: Report) -> None:
-    """On every rank, in full: no policy call with grad is left in it, and the rollout's are the network's only ones."""
-    config = report.config
-    trained = find_script("flowgrpo_flux").trained(config)
-    batch = int(config.option("batch", "2"))
-    batches = config.generations // batch // config.updates_per_rollout
-    native, patched = report.forwards["native"], report.forwards["patched"]
-    for rank, windows in enumerate(report.windows):
-        whole = [(batches * batch * trained,) * 2 + (0,)] * len(windows)
-        assert [(w["kept"], w["replayed"], w["recomputed"]) for w in windows] == whole
-        # Calls with grad: the kept ones of the rollout in place of as many of the first update.
-        assert patched.grad[rank] == native.grad[rank]
-        assert patched.no_grad[rank] == native.no_grad[rank] - len(windows) * batches * trained
+    yield from bench_of("flowGRPO", tmp_path_factory.mktemp("bench"), list(SCRIPTS))
 
 
 SMALL: dict[str, Any] = {"generations": 4, "steps": 3, "fraction": 0.7, "updates": 3, "updates_per_rollout": 2}

@@ -24,7 +24,7 @@ SAMPLES, TRAINED = 8, 3
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    yield from bench_of("flowGRPO", tmp_path_factory.mktemp("bench"))
+    yield from bench_of("flowGRPO", tmp_path_factory.mktemp("bench"), ["wan2_1"])
 
 
 def rehearse(bench: Bench, *inject: Injection, script: str = "wan2_1", **config: Any) -> Report:

@@ -43,7 +43,8 @@ def plan(
 
     Raises:
         KitError: LG102 unknown upstream; LG501, LG502 the launch file; LG503 ranks not known; LG504 a flag's value;
-            LG505 no update would ever be made, or upstream stops; LG506 not plannable; LG508, LG509 the preset.
+            LG505 no update would ever be made, or upstream stops; LG506 not plannable; LG508, LG509 the preset; LG210 a
+            script that the kit leaves alone.
     """
     upstream = lock.load().find(name)
     known = facts.load(upstream)

@@ -10,6 +10,7 @@ from typing import Literal
 from leangrpo_tools.plan.cost import Rollout
 
 Wrapper = Literal["fsdp", "ddp", "none"]
+LOW_PRECISION = "weights or their reduction are 16-bit: gradients are reduced as upstream does"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from leangrpo_tools import recipe
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.plan import families, launch, options
 from leangrpo_tools.plan.asked import Asked, Machine
-from leangrpo_tools.plan.choice import Case
+from leangrpo_tools.plan.choice import LOW_PRECISION, Case
 from leangrpo_tools.plan.cost import Rollout, backward_cost
 from leangrpo_tools.plan.facts import Facts, Flags, Offers, ScriptFacts
 from leangrpo_tools.plan.memory import Memory
@@ -117,9 +117,7 @@ def _case(known: Facts, read: _Read, size: Rollout) -> Case:
         reweight="" if offers.reweight else no,
         shared=(alone if script.wrapper == "none" else no) if not offers.shared else whole,
         on_policy=no if not offers.on_policy else whole,
-        late="weights or their reduction are 16-bit: gradients are reduced as upstream does"
-        if script.low_precision
-        else "",
+        late=LOW_PRECISION if script.low_precision else "",
         flag=f"--{flags.accumulation}",
     )
 

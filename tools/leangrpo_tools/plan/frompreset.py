@@ -9,7 +9,7 @@ from leangrpo_tools import recipe
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.plan import accelerate, launch, options, preset, presetsize
 from leangrpo_tools.plan.asked import Asked
-from leangrpo_tools.plan.choice import Case
+from leangrpo_tools.plan.choice import LOW_PRECISION, Case
 from leangrpo_tools.plan.cost import Rollout
 from leangrpo_tools.plan.facts import ConfigFacts, Entries, Facts, Offers, ScriptFacts
 from leangrpo_tools.plan.memory import Memory
@@ -28,9 +28,12 @@ _DEEPSPEED = Blocked(
 
 def plan(upstream: str, known: Facts, config: ConfigFacts, asked: Asked) -> PlanReport:
     """Read the preset, by the launch file or by its name, and predict what the patch changes. Raises as `plan`."""
-    training = asked.launch_file and launch.find_training(
-        asked.launch_file, {name: script.program for name, script in known.scripts.items()}
-    )
+    refused = recipe.refused_by(upstream)
+    programs = {name: script.program for name, script in known.scripts.items()} | refused
+    training = asked.launch_file and launch.find_training(asked.launch_file, programs)
+    alone = asked.script or (training.script if training else None)
+    if alone in refused:
+        recipe.load(upstream).find(alone)  # says why
     flagged, overrides = preset.in_words(training.after, config.flag) if training else (None, [])
     wanted = asked.preset or flagged
     if wanted is None or "$" in wanted:
@@ -140,7 +143,7 @@ def _case(known: Facts, script: ScriptFacts, entries: Entries, values: ConfigVal
         reweight=reweight,
         shared="upstream's sampler spreads each group over the ranks already",
         on_policy="advantages are taken over the whole rollout, so no update can start before its end",
-        late="upstream averages gradients once per update already",
+        late=LOW_PRECISION if script.low_precision else "upstream averages gradients once per update already",
     )
 
 

@@ -65,7 +65,7 @@ class QwenImage(DanceGRPO):
     def install(self, context: Context) -> None:
         """The reward, the lengths that newer versions of diffusers read off the prompt, and fp32 where rehearsed."""
         super().install(context)
-        _take_text_lengths()
+        take_text_lengths()
         if context.config.precision == "fp32":
             context.after_import("fsdp_util_qwenimage", _in_float32)
 
@@ -75,7 +75,7 @@ class QwenImage(DanceGRPO):
         return [*found, "FSDP's bf16 weights and reductions"] if config.precision == "fp32" else found
 
 
-def _take_text_lengths() -> None:
+def take_text_lengths() -> None:
     """Upstream's version of diffusers takes `txt_seq_lens`; newer ones know it from the prompt. Checks that it fits."""
     import inspect
 

@@ -22,14 +22,7 @@ class FluxKontext(Flux):
     def prepare(self, workdir: Path, config: Config) -> None:
         """Prompts come with a picture each."""
         super().prepare(workdir, config)
-        for split, prompts in (("train", PROMPTS), ("test", PROMPTS[:2])):
-            items = []
-            for prompt in prompts:
-                picture = f"{prompt.replace(' ', '')}.png"
-                _draw(workdir / "prompts" / picture, seed=len(items))
-                items.append({"prompt": prompt, "image": picture})
-            lines = "".join(json.dumps(item) + "\n" for item in items)
-            (workdir / "prompts" / f"{split}_metadata.jsonl").write_text(lines)
+        write_pictures(workdir / "prompts")
 
     def install(self, context: Context) -> None:
         """Lets the tokenizer decode the floating-point ids that the script hands it, as transformers 4 does."""
@@ -44,6 +37,17 @@ class FluxKontext(Flux):
             return decode(self, numpy.asarray(ids).astype(int), *args, **kwargs)
 
         tokenizer.batch_decode = batch_decode
+
+
+def write_pictures(folder: Path) -> None:
+    """A picture for each prompt, and the lists that name both."""
+    for split, prompts in (("train", PROMPTS), ("test", PROMPTS[:2])):
+        items = []
+        for prompt in prompts:
+            picture = f"{prompt.replace(' ', '')}.png"
+            _draw(folder / picture, seed=len(items))
+            items.append({"prompt": prompt, "image": picture})
+        (folder / f"{split}_metadata.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
 
 
 def _draw(path: Path, seed: int) -> None:
