@@ -15,8 +15,10 @@ except ImportError:  # torch before 2.6
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-# 64-bit values as two halves: a sign in the highest bit of the sum would cancel in pairs.
+# Products of one piece at a time: on a CPU as many as its cache holds, elsewhere enough to be worth a kernel.
+_PIECES = {"cpu": 1 << 16}
 _PIECE = 1 << 22
+# 64-bit values as two halves: a sign in the highest bit of the sum would cancel in pairs.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
 
 # What every module has: `training`, which the update's mode sets anyway, and the hooks.
@@ -60,12 +62,13 @@ def checksum(tensors: Iterable[Tensor]) -> tuple[int, ...]:
     for tensor in tensors:
         flat = local(tensor.detach()).contiguous().reshape(-1)
         bits = flat.view(_BITS[flat.element_size()])
-        piece = min(max(bits.numel(), 1), _PIECE)
+        largest = _PIECES.get(bits.device.type, _PIECE)
+        piece = min(max(bits.numel(), 1), largest)
         known = multipliers.get(bits.device)
         if known is None or len(known) < piece:
             known = multipliers[bits.device] = _multipliers(piece, bits.device)
         total = torch.zeros((), dtype=torch.int64, device=bits.device)
-        for part in bits.split(_PIECE):
+        for part in bits.split(largest):
             total = total * 31 + (part * known[: len(part)]).sum()
         sums.append(total.cpu())
     return tuple(torch.stack(sums).tolist()) if sums else ()
