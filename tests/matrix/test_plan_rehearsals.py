@@ -4,7 +4,8 @@ Ratios are medians of CPU seconds, native and patched in turn. `recompute` does 
 so both count as native. The plan is given what forwards and backwards cost natively, and predicts the rest.
 
 In the smallest rehearsals a forward takes a few milliseconds, and what it takes to hold a call (copies, comparisons,
-fingerprints of the weights) is no longer small beside it: ratios come out lower than the plan says.
+checksums of the weights) is no longer small beside it: ratios come out lower than the plan says. So they do where the
+kept graphs together no longer fit in the processor's cache and one of them does (batch 8).
 """
 
 from __future__ import annotations
@@ -87,17 +88,17 @@ def _flux(side: int, **more: object) -> Size:
 
 
 def _sd3(size: str, batch: int, **more: float) -> Size:
-    width, layers = (256, 6) if size == "mid" else (32, 2)
+    width, layers = {"tiny": (32, 2), "mid": (256, 6), "large": (384, 6)}[size]
     options = {"size": size, "batch": str(batch), "evaluate": "0"}
     inputs = 2 * batch  # guided
     return Size("flowGRPO", "sd3", options, tiny_sd3(width, layers), 64, inputs, **more)  # type: ignore[arg-type]
 
 
 SIZES = [
-    _mini(64, 1, ratio=0.15), _mini(128, 2), _mini(256, 2),
+    _mini(64, 1, ratio=0.2), _mini(128, 2), _mini(256, 2), _mini(384, 2),
     _flux(64, ratio=0.15), _flux(256), _flux(384),
-    _sd3("tiny", 2, ratio=0.3),
-    *(_sd3("mid", batch, repeat=2, rollouts=3) for batch in (1, 2, 4)),
+    _sd3("tiny", 2, ratio=0.3), _sd3("mid", 2, repeat=2, rollouts=3), _sd3("mid", 4, repeat=2, rollouts=3),
+    _sd3("large", 2, repeat=2, rollouts=3), _sd3("mid", 8, ratio=0.25, repeat=2, rollouts=3),
 ]  # fmt: skip
 OTHERS = [
     _mini(64, 1, checkpointing=True), _mini(128, 2, checkpointing=True, precision="bf16"),
@@ -110,7 +111,7 @@ OTHERS = [
 def test_ratio_and_bytes(size: Size, capsys: pytest.CaptureFixture[str]) -> None:
     report = bench(
         size.upstream, script=size.script, repeat=size.repeat, rollouts=size.rollouts, updates_per_rollout=1,
-        clock="cpu", options=list(size.options.items()),
+        clock="cpu", schedule="retain", options=list(size.options.items()),
     )  # fmt: skip
     native, recompute, retain = report.timings
     predicted = report.predicted["retain"]
@@ -132,7 +133,7 @@ def test_ratio_and_bytes(size: Size, capsys: pytest.CaptureFixture[str]) -> None
 def test_bytes_with_checkpointing(size: Size, capsys: pytest.CaptureFixture[str]) -> None:
     report = bench(
         size.upstream, script=size.script, repeat=1, updates_per_rollout=1, precision=size.precision,
-        checkpointing=True, options=list(size.options.items()),
+        checkpointing=True, schedule="retain", options=list(size.options.items()),
     )  # fmt: skip
     found = next(item for item in report.timings if item.name == "retain").graph_bytes
     with capsys.disabled():

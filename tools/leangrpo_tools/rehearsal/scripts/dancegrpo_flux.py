@@ -18,12 +18,13 @@ from leangrpo_tools.rehearsal.scripts.tiny import save
 
 
 class Flux(DanceGRPO):
-    """Two double and three single blocks of width 32, a VAE with 16 latent channels."""
+    """Two double and three single blocks of width 32 (option `width`: a multiple of 16), a VAE with 16 channels."""
 
     name = "flux"
     path = "fastvideo/train_grpo_flux.py"
     policy = ("diffusers:FluxTransformer2DModel",)
     preload = (*PRELOAD, "diffusers:FluxTransformer2DModel", "diffusers:AutoencoderKL")
+    options = (*DanceGRPO.options, "width")
     skipped_batches = 0
 
     def prepare(self, workdir: Path, config: Config) -> None:
@@ -32,8 +33,8 @@ class Flux(DanceGRPO):
 
         transformer = FluxTransformer2DModel(
             patch_size=1, in_channels=64, num_layers=2, num_single_layers=3, attention_head_dim=16,
-            num_attention_heads=2, joint_attention_dim=TEXT_DIM, pooled_projection_dim=TEXT_DIM,
-            guidance_embeds=True, axes_dims_rope=(4, 6, 6),
+            num_attention_heads=int(config.option("width", "32")) // 16, joint_attention_dim=TEXT_DIM,
+            pooled_projection_dim=TEXT_DIM, guidance_embeds=True, axes_dims_rope=(4, 6, 6),
         )  # fmt: skip
         save(transformer, workdir / "model/transformer")
         # diffusers annotates these as tuples of one.

@@ -22,8 +22,8 @@ _SWITCH = ("0", "1")
 ALLOWED: dict[str, Any] = {
     "batch": int, "group": int, "inner_epochs": int, "repeat": int, "beta": float, "kl_reward": float,
     "learning_rate": float, "clip_range": float, "masked": _SWITCH, "lora": _SWITCH, "evaluate": _SWITCH,
-    "guidance": _SWITCH, "order": ("held-first", "upstream"), "inputs": ("exact", "rounded"), "size": ("tiny", "mid"),
-    "sde_type": ("sde", "cps"), "window": _SWITCH, "offload": _SWITCH,
+    "guidance": _SWITCH, "order": ("held-first", "upstream"), "inputs": ("exact", "rounded"),
+    "size": ("tiny", "mid", "large"), "sde_type": ("sde", "cps"), "window": _SWITCH, "offload": _SWITCH,
 }  # fmt: skip
 """Values of the scripts' own options: a number of that kind, or one of these words."""
 PROMPTS = ("cat on a mat", "red house", "old tree by the sea", "two dogs", "a bird", "blue car")

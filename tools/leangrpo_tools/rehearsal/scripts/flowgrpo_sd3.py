@@ -37,7 +37,7 @@ class Sd3(FlowGRPO):
             StableDiffusion3Pipeline,
         )
 
-        heads, layers = (16, 6) if config.option("size", "tiny") == "mid" else (2, 2)
+        heads, layers = {"tiny": (2, 2), "mid": (16, 6), "large": (24, 6)}[config.option("size", "tiny")]
         transformer = SD3Transformer2DModel(
             sample_size=8, patch_size=1, in_channels=4, num_layers=layers, attention_head_dim=16,
             num_attention_heads=heads, joint_attention_dim=64, caption_projection_dim=16 * heads,
