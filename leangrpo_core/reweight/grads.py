@@ -75,16 +75,15 @@ class PerSample:
         if x.shape[0] != self.copies * self.rows or x.dim() < 2:
             self.refusal = f"a linear layer ran on {tuple(x.shape)}, which is not {self.copies} x {self.rows} rows"
             return
-        xs, gs = self._by_row(x.to(grad.dtype)), self._by_row(grad)
-        if layer.weight.requires_grad:
-            self._put(layer.weight, torch.bmm(gs.transpose(1, 2), xs))
-        if layer.bias is not None and layer.bias.requires_grad:
-            self._put(layer.bias, gs.sum(dim=1))
+        for xs, gs in zip(self._by_copy(x.to(grad.dtype)), self._by_copy(grad), strict=True):
+            if layer.weight.requires_grad:
+                self._put(layer.weight, torch.bmm(gs.transpose(1, 2), xs))
+            if layer.bias is not None and layer.bias.requires_grad:
+                self._put(layer.bias, gs.sum(dim=1))
 
-    def _by_row(self, tensor: Tensor) -> Tensor:
-        """[rows, copies and tokens, features]"""
-        parts = tensor.reshape(self.copies, self.rows, -1, tensor.shape[-1])
-        return parts.transpose(0, 1).reshape(self.rows, -1, tensor.shape[-1])
+    def _by_copy(self, tensor: Tensor) -> Tensor:
+        """[copies, rows, tokens, features]: a view; bringing the copies of a row together would move all of it."""
+        return tensor.reshape(self.copies, self.rows, -1, tensor.shape[-1])
 
     def _put(self, parameter: Tensor, grads: Tensor) -> None:
         place = self._places[id(parameter)]

@@ -25,9 +25,10 @@ def flat(net: nn.Module) -> list[Tensor]:
     return fsdp1.flat_parameters(net)
 
 
-def walk(net: nn.Module, into: Gradient, outs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> None:
-    """One backward; its gradients are added to `into`, which has a place for each of `weights(net)`."""
-    parameters = weights(net)
+def walk(
+    parameters: Sequence[nn.Parameter], into: Gradient, outs: Sequence[Tensor], cotangents: Sequence[Tensor]
+) -> None:
+    """One backward; its gradients are added to `into`, which has a place for each of the parameters (`weights`)."""
     before = [p.grad for p in parameters]
     for parameter, held in zip(parameters, into, strict=True):
         # Autograd adds in place, so a gradient in the weight's own precision needs no second copy.

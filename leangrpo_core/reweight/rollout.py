@@ -76,6 +76,7 @@ class Reweight:
         self._rows: set[int] = set()
         self._room = math.inf
         self.gradient_bytes = 0
+        self._own: list[Any] = []  # the weights that gradients in a buffer belong to
 
     def why_not(self, net: nn.Module, wrapper: sync.Wrapper, rows: int, args: Any, kwargs: Any) -> str:
         """At the first call of a window: why its calls cannot be walked before the loss is known, or nothing."""
@@ -100,7 +101,9 @@ class Reweight:
 
     def _weights(self) -> list[Any]:
         assert self.net is not None and self.wrapper is not None
-        return locally.flat(self.net) if self.wrapper.collective else locally.weights(self.net)
+        if not self._own:  # once per window: looking for them takes as long as a small layer
+            self._own = locally.flat(self.net) if self.wrapper.collective else locally.weights(self.net)
+        return self._own
 
     def capture(
         self, window: Window, wrapper: sync.Wrapper, net: nn.Module, budget: float, host: HostMemory,
@@ -176,16 +179,16 @@ class Reweight:
     def _walk(self, item: Scored) -> None:
         """Into the buffers of the call's samples."""
         assert self.net is not None
-        net, weights = self.net, len(self._weights())
+        weights = len(self._weights())
         batched = self.per_sample.get(id(item.call))
         if batched is None:
             ((row, _, _),) = item.keys
-            locally.walk(net, self.buffers.of(row, weights), item.call.release(), self._cotangents(item))
+            locally.walk(self._own, self.buffers.of(row, weights), item.call.release(), self._cotangents(item))
             self._free(item.call)
             return
         around: list[Tensor | None] = [None] * weights
         with batched.recording():
-            locally.walk(net, around, item.call.release(), self._cotangents(item))
+            locally.walk(self._own, around, item.call.release(), self._cotangents(item))
         if any(grad is not None for grad in around):
             batched.refusal = "a weight is used outside of its layer"
         if batched.refusal:
