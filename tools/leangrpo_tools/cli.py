@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -182,6 +183,28 @@ def list_command(json: Json = None) -> None:
         out.done(listing(), show.listed)
 
 
+def support_command(
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Rehearse them first, and write down what comes out.")
+    ] = False,
+    name: Annotated[str, typer.Option("--upstream", metavar="NAME", help="Measure this upstream only.")] = "",
+    script: Annotated[str, typer.Option(metavar="S", help="Measure this script of it only.")] = "",
+    json: Json = None,
+) -> None:
+    """Print the table of supported scripts: what was rehearsed, how exact it is, and what it gains."""
+    from leangrpo_tools import show
+
+    with show.outcome(json) as out:
+        if measure:
+            from leangrpo_tools.supportrun import measure as run
+
+            out.done(run(name, script, say=lambda text: print(text, file=sys.stderr, flush=True)), show.rehearsed)
+        else:
+            from leangrpo_tools.support import support
+
+            out.done(support(), show.rehearsed)
+
+
 def status_command(
     target: Annotated[str, typer.Argument(metavar="NAME|DEST", help="A folder; default: the current one.")] = ".",
     json: Json = None,
@@ -228,6 +251,7 @@ COMMANDS = {
     "verify": verify_command,
     "bench": bench_command,
     "list": list_command,
+    "support": support_command,
     "status": status_command,
     "check": check_command,
     "explain": explain_command,

@@ -139,6 +139,8 @@ class Script:
     """Top-level modules replaced by an empty stand-in where they are not installed."""
     options: tuple[str, ...] = ()
     """Names understood in `Config.options`."""
+    shown: tuple[tuple[str, str], ...] = ()
+    """Options with which `leangrpo support` rehearses it, where without them nothing is kept."""
     folders: tuple[str, ...] = ()
     """Folders the script expects in its current directory."""
     deterministic: bool = True

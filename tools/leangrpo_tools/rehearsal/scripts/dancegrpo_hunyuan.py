@@ -16,6 +16,7 @@ class HunyuanVideo(Hunyuan):
     path = "fastvideo/train_grpo_hunyuan.py"
     advantages = 2
     options = ("learning_rate", "same_noise", "drawn", "order")
+    shown = (("order", "upstream"),)
     unknown = ("--num_latent_t",)
     unknown_flags = ("--init_same_noise",)
 
@@ -37,7 +38,7 @@ class HunyuanVideo(Hunyuan):
 
     def nothing_to_replay(self, config: Config) -> str:
         """By default nothing is kept where the samples are chosen afterwards."""
-        if _drawn(config) == config.generations or config.option("order", "held-first") == "upstream":
+        if _drawn(config) == config.generations or _holds_all(config):
             return ""
         return f"{config.generations} of {_drawn(config)} samples are trained, chosen by their rewards"
 
@@ -65,9 +66,13 @@ def _drawn(config: Config) -> int:
     return int(config.option("drawn", "6"))
 
 
+def _holds_all(config: Config) -> bool:
+    """Whether all graphs are held. Gradients in their place never are: most would be made for nothing."""
+    return config.option("order", "held-first") == "upstream" and config.schedule not in ("recompute", "reweight")
+
+
 def _ordered(config: Config) -> bool:
-    chosen = config.option("order", "held-first") == "upstream" and config.schedule != "recompute"
-    return chosen and _drawn(config) != config.generations
+    return _holds_all(config) and _drawn(config) != config.generations
 
 
 def _orders_by_sample(context: Context) -> None:
