@@ -45,7 +45,7 @@ STRATEGIES = {
 PRECISIONS = {
     "bf16": MixedPrecision(param_dtype=torch.bfloat16),
     "cast": MixedPrecision(param_dtype=torch.float32),
-    "stored-bf16": MixedPrecision(param_dtype=torch.float32, reduce_dtype=torch.float32),
+    "stored-bf16": MixedPrecision(reduce_dtype=torch.float32),
 }
 COUNTED = {  # names differ between torch versions
     "reduce_scatter_tensor": "reduce_scatter",
