@@ -368,6 +368,24 @@ def test_a_copy_without_the_kits_folder(clone) -> None:
     assert result.exit_code == 1 and "fastvideo/_leangrpo is there, but .leangrpo is not" in result.problems[0]
 
 
+@pytest.mark.parametrize("damage", ["removed", "changed"])
+def test_check_sees_that_the_texts_from_before_are_lost(clone, damage: str) -> None:
+    shutil.rmtree(clone / ".git")
+    apply("DanceGRPO", tree=clone)
+    assert check(clone).exit_code == 0
+    for text in (clone / ".leangrpo/store").iterdir():
+        text.unlink() if damage == "removed" else text.write_bytes(text.read_bytes() + b"x")
+    result = check(clone)
+    assert result.exit_code == 1 and f"{FILE}: its text from before the patch is lost" in "\n".join(result.problems)
+
+
+def test_check_names_a_state_file_that_is_gone(clone) -> None:
+    apply("DanceGRPO", tree=clone)
+    (clone / ".leangrpo/state.json").unlink()
+    (problem,) = check(clone).problems
+    assert ".leangrpo/state.json is not, which says what was patched" in problem
+
+
 def test_check(clone) -> None:
     assert check(clone).problems == ["not patched"]
     apply("DanceGRPO", tree=clone)

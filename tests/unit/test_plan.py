@@ -12,7 +12,7 @@ import pytest
 
 from leangrpo_tools import data, errors
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.plan import PlanReport, facts, launch, options, plan
+from leangrpo_tools.plan import Machine, PlanReport, Speeds, facts, launch, options, plan
 from leangrpo_tools.plan.cost import Rollout, backward_cost
 
 FLUX = {
@@ -83,6 +83,18 @@ def test_mini_from_its_own_launch_file() -> None:
     assert (report.ranks, report.rollout.updates, report.patched) == (1, 1, True)
     assert report.rollout.forwards(True) == {"no_grad": 8, "grad": 24}
     assert report.defaults_from.endswith("mini_grpo/train.py")
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e300, -1.0])
+@pytest.mark.parametrize("name", ["gpu_gb", "other_gb", "host_gb", "forward_seconds", "link_gb"])
+def test_machines_that_cannot_be(tmp_path, name, value) -> None:
+    speed = name in vars(Speeds())
+    machine = Machine(speeds=Speeds(**{name: value})) if speed else Machine(**{name: value})
+    file = tmp_path / "launch.sh"
+    file.write_text(launch_text("flux", FLUX))
+    with pytest.raises(KitError) as caught:
+        plan("dancegrpo", file, machine=machine)
+    assert caught.value.code == "LG504" and f"--{name.replace('_', '-')} is" in str(caught.value)
 
 
 def test_leftover_samples_are_named(tmp_path) -> None:

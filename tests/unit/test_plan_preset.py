@@ -73,6 +73,12 @@ def fails(code: str, says: str, *given: object, **named: object) -> KitError:
     return caught.value
 
 
+def test_a_file_without_the_name_of_a_preset(tree) -> None:
+    with pytest.raises(KitError, match="no preset name") as caught:
+        plan("flowgrpo", ranks=4, preset=str(tree / "config/grpo.py"), script="sd3")
+    assert caught.value.code == "LG508" and caught.value.fix
+
+
 def test_sd3_in_numbers(tree) -> None:
     report = planned()
     size = report.rollout

@@ -14,6 +14,7 @@ from leangrpo_tools.rehearsal.base import Bound, Config
 from leangrpo_tools.rehearsal.compare import Run, compare, compare_update, replicas
 from leangrpo_tools.rehearsal.render import render
 from leangrpo_tools.rehearsal.report import NOT_TESTED, Counts, Report
+from leangrpo_tools.rehearsal.scripts import dancegrpo_flux, dancegrpo_wan_2_1
 
 BITWISE, CLOSE = Bound(True, 0.0), Bound(False, 1e-6)
 Edit = Callable[[dict[str, Any]], None]
@@ -131,6 +132,25 @@ def test_zeros_of_another_sign_are_told_apart() -> None:
     zero = {"grads": {"w": torch.zeros(1)}, "weights": {}, "notes": {}, "seconds": 0.0}
     minus = zero | {"grads": {"w": -torch.zeros(1)}}
     assert not compare_update(0, [zero], [minus]).grad_bitwise
+
+
+def test_a_run_that_stopped_is_no_word_on_its_control() -> None:
+    stopped = report(failures=["the patched script ended badly"])
+    stopped.control, stopped.updates = [], []
+    assert stopped.problems == ["the patched script ended badly"]
+
+
+@pytest.mark.parametrize(
+    ("script", "config", "says"),
+    [
+        (dancegrpo_flux, {"updates_per_rollout": 2, "options": (("updates", "on-policy"),)}, "takes whole prompts"),
+        (dancegrpo_wan_2_1, {"ranks": 2, "options": (("layout", "shared"),)}, "--sync late"),
+    ],
+)
+def test_what_cannot_be_rehearsed_with_parts_is_said_before(script: Any, config: dict[str, Any], says: str) -> None:
+    rehearsal = script.SCRIPT
+    assert says in (rehearsal.supports(rehearsal.configure(**config)) or "")
+    assert rehearsal.supports(rehearsal.configure()) is None
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

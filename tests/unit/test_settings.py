@@ -1,18 +1,29 @@
 """Settings: what is allowed, where it comes from, what is said otherwise."""
 
+import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from leangrpo_core import settings
 from leangrpo_core.errors import CODES, LeanError
+from leangrpo_tools import config
 
 
 def test_defaults() -> None:
     found = settings.parse({})
     assert found == settings.Settings("retain", None, "upstream", "first")
     assert found.text() == "schedule=retain budget_gb=measured sync=upstream audit=first order=held-first inputs=exact"
+
+
+def test_the_file_that_a_patch_leaves_has_every_setting_with_its_default() -> None:
+    lines = [line.removeprefix("# ") for line in config.DEFAULTS.splitlines()]
+    written = dict(line.split(": ") for line in lines if re.fullmatch(r"[a-z_]+: \S+", line))
+    known = {field.name.replace("budget_bytes", "budget_gb") for field in fields(settings.Settings)}
+    assert set(written) == known - {"given"}
+    assert settings.parse(written) == settings.parse({})
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from leangrpo_tools import __version__, journal, lock, vendor
+from leangrpo_tools import __version__, journal, lock, store, vendor
 from leangrpo_tools import recipe as recipes
 from leangrpo_tools import state as states
 from leangrpo_tools.reconcile import standing
@@ -69,6 +69,11 @@ def check(dest: Path) -> CheckResult:
         result.problems.append(f"patched by leangrpo-kit {state.kit}, this is {__version__}: run apply-patch again")
     result.files = {name: _file(tree, state, name) for name in sorted(state.files)}
     result.problems += [f"{name}: {WORDS[what]}" for name, what in result.files.items() if what in WORDS]
+    result.problems += [
+        f"{name}: its text from before the patch is lost, so the patch cannot be taken out: restore {tree.kit.name}"
+        for name, item in sorted(state.files.items())
+        if item.before is not None and not store.has(tree, item.before, name, state.base)
+    ]
     return result
 
 
@@ -77,6 +82,11 @@ def _unknown(tree: Tree) -> str:
     if not marks:
         return "not patched"
     where = marks[0].parent.relative_to(tree.root)
+    if tree.kit.is_dir():
+        return (
+            f"{where} is there, but {states.path(tree).relative_to(tree.root)} is not, which says what was patched: "
+            f"restore it, or start from a fresh checkout"
+        )
     return f"{where} is there, but {tree.kit.name} is not: a copy of a patched tree without the kit's folder"
 
 

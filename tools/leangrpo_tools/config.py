@@ -5,7 +5,7 @@ DEFAULTS = """\
 # Delete the leading `# ` to change one.
 
 # retain: keep the rollout's graphs for the first update; reweight: walk each at once and keep a gradient per sample;
-# recompute: do exactly what upstream does (the off switch)
+# recompute: do exactly what upstream does (the off switch); auto: measure, then choose among these
 # schedule: retain
 
 # of reweight: sample (a gradient for each sample of the first update), or affine (two per prompt group)
@@ -20,6 +20,12 @@ DEFAULTS = """\
 # upstream: share gradients between ranks when upstream does; group: once per prompt group, under FSDP;
 # late: once per update, also where upstream never does
 # sync: upstream
+
+# where prompts are grouped (see README): native, or shared (ranks serve one prompt together, fewer graphs at a time)
+# layout: native
+
+# faithful: all updates of a rollout train samples of one policy, as upstream; on-policy: another algorithm (see README)
+# updates: faithful
 
 # where samples of a rollout are shuffled over several updates: held-first, or upstream (hold them all, more memory)
 # order: held-first

@@ -69,7 +69,7 @@ class Comparison:
         native, patched = map(statistics.median, late)
         return (
             f"median seconds of an update after the first: native {native:.2f}, patched {patched:.2f}, "
-            f"ratio {native / patched:.2f} (on a CPU that does nothing else)"
+            f"ratio {native / patched:.2f} (of the clock: other work on this CPU disturbs it)"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -108,8 +109,8 @@ def applied(result: Any) -> str:
     lines.insert(0, f"patched {result.upstream} ({scripts}) in {result.dest}")
     lines.append(f"took {result.fetch_seconds:.1f} s to check out and {result.patch_seconds:.1f} s to patch")
     lines.append(
-        f"next: diff-patch {result.dest}   verify-patch {result.upstream} "
-        f"--script {result.scripts[0]} --tree {result.dest}"
+        f"next: diff-patch {shlex.quote(str(result.dest))}   verify-patch {result.upstream} "
+        f"--script {result.scripts[0]} --tree {shlex.quote(str(result.dest))}"
     )
     return "\n".join(lines)
 

@@ -6,6 +6,15 @@ from leangrpo_tools.errors import KitError
 from leangrpo_tools.tree import Tree, sha256
 
 
+def has(tree: Tree, digest: str, name: str, commit: str | None = None) -> bool:
+    """Whether `get` would find that text."""
+    try:
+        get(tree, digest, name, commit)
+    except KitError:
+        return False
+    return True
+
+
 def get(tree: Tree, digest: str, name: str, commit: str | None = None) -> bytes:
     """The text with that hash, from the store or else from a commit. Raises LG308 when it is in neither."""
     path = tree.path(f"{tree.kit.name}/store/{digest}")

@@ -47,6 +47,7 @@ def plan(
             script that the kit leaves alone.
     """
     upstream = lock.load().find(name)
+    _check(machine or Machine(gpu_gb, other_gb))
     known = facts.load(upstream)
     asked = Asked(launch_file, preset, script, list(overrides), ranks, machine or Machine(gpu_gb, other_gb))
     if known.config is not None:
@@ -55,3 +56,15 @@ def plan(
         what = f"{upstream} keeps its settings in launch files, not in presets"
         raise KitError("LG501", what, fix="give --launch FILE, without --preset, --script and --set")
     return fromflags.plan(upstream, known, launch_file, asked)
+
+
+LARGEST = 1e12
+"""Of what is asked about a machine; beyond it sums are no longer what they say."""
+
+
+def _check(machine: Machine) -> None:
+    figures = {**vars(machine), **vars(machine.speeds)}
+    for name, value in figures.items():
+        if isinstance(value, (int, float)) and not 0 <= value <= LARGEST:
+            option = f"--{name.replace('_', '-')}"
+            raise KitError("LG504", f"{option} is {value:g}", fix=f"give a number from 0 to {LARGEST:g}")

@@ -11,7 +11,7 @@ from leangrpo_tools.errors import KitError
 from leangrpo_tools.plan.facts import ConfigFacts
 from leangrpo_tools.plan.pyeval import Evaluator
 from leangrpo_tools.plan.pynames import Function
-from leangrpo_tools.plan.pyvalues import Entries, Unknown
+from leangrpo_tools.plan.pyvalues import Entries, Refused, Unknown
 
 _TRUE, _FALSE = ("true", "t", "1"), ("false", "f", "0")
 _AS_TEXT = "the config is read as text and never run"
@@ -101,7 +101,11 @@ class ConfigValues:
             raise KitError("LG508", f"{path} is outside {chosen.root}", fix=fix)
         self.file = path
         module = evaluator.load(path)
-        made = evaluator.call(module, facts.function, [] if chosen.name is None else [chosen.name])
+        try:
+            made = evaluator.call(module, facts.function, [] if chosen.name is None else [chosen.name])
+        except Refused as err:
+            what = f"{path}: {facts.function} cannot be called with {chosen.name or 'no preset name'}"
+            raise KitError("LG508", what, cause=_AS_TEXT, fix="name a preset: --preset FILE:NAME") from err
         if isinstance(made, Unknown) and chosen.name is not None and chosen.name not in module.names:
             known = [name for name, value in module.names.items() if isinstance(value, Function)]
             what = f"{path}: there is no preset {chosen.name}; it has {', '.join(sorted(known))}"

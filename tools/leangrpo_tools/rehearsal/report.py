@@ -95,7 +95,7 @@ class Report:
             and not self.failures
         ):
             found += self._without_replay()
-        if not self.control_caught:
+        if not self.control_caught and (self.control or not self.failures):
             found.append("the negative control was not caught: a flipped advantage looked like a match")
         return found
 

@@ -45,6 +45,14 @@ class DanceGRPO(Script):
         for name in ("prompts", "generations"):
             if not config.option(name, "1").isdecimal() or int(config.option(name, "1")) < 1:
                 return f"{name} is {config.option(name, '')!r}; allowed: whole numbers from 1"
+        prompts = int(config.option("prompts", "1"))
+        if config.option("updates", "faithful") == "on-policy" and prompts % config.updates_per_rollout:
+            return (
+                f"on-policy, each of {config.updates_per_rollout} updates per rollout takes whole prompts: there are "
+                f"{prompts} (option prompts)"
+            )
+        if self.across_ranks(config) and config.ranks > 1 and config.sync == "upstream" and not self.synchronised:
+            return "shared prompts need shared gradients, which this script lacks: --sync late averages them"
         if config.generations % config.updates_per_rollout:
             return f"{config.updates_per_rollout} updates per rollout do not divide {config.generations} generations"
         for name, allowed in (("layout", ("native", "shared")), ("updates", ("faithful", "on-policy"))):
