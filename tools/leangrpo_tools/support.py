@@ -1,7 +1,7 @@
 """`leangrpo support`: which scripts are supported, and how far that was shown.
 
-What was measured stands in `patches/support.json`, written by `leangrpo support --measure`; names, layouts and reasons
-come from the recipes. The table in README is this command's output.
+What was measured stands in `patches/support.json`, written by `leangrpo support --measure`; names and reasons come
+from the recipes. The table in README is this command's output.
 """
 
 from __future__ import annotations

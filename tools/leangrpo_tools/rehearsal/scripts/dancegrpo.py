@@ -10,6 +10,7 @@ from typing import Any
 
 from leangrpo_tools.rehearsal.base import SHARDED, Bound, Config, Context, Launch, Script
 from leangrpo_tools.rehearsal.scripts import indexed
+from leangrpo_tools.rehearsal.scripts.tiny import flip_clamped
 
 PRELOAD = (
     "torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "transformers:T5EncoderModel",
@@ -126,19 +127,7 @@ class DanceGRPO(Script):
 
     def flip_advantage(self, context: Context) -> None:
         """The first sample's advantage: the script clamps it symmetrically right before the loss."""
-        import torch
-
-        clamp, left = torch.clamp, self.trained(context.config) * self.advantages
-
-        def flipping(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal left
-            out = clamp(tensor, *args, **kwargs)
-            if left and args == (-CLIP_MAX, CLIP_MAX) and not tensor.requires_grad:
-                left -= 1
-                return -out
-            return out
-
-        torch.clamp = flipping  # type: ignore[assignment]
+        flip_clamped(self.trained(context.config) * self.advantages, CLIP_MAX)
 
     def not_tested(self, config: Config) -> list[str]:
         """The reward is always a stand-in here."""

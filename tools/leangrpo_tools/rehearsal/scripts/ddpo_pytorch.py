@@ -12,7 +12,7 @@ from leangrpo_tools.rehearsal.importhook import after_import
 from leangrpo_tools.rehearsal.scripts import trl_ddpo
 from leangrpo_tools.rehearsal.scripts.dancegrpo_sd import StableDiffusion
 from leangrpo_tools.rehearsal.scripts.flowgrpo import CLIP_MAX, PRESET
-from leangrpo_tools.rehearsal.scripts.tiny import score
+from leangrpo_tools.rehearsal.scripts.tiny import flip_clamped, score
 
 
 class Train(trl_ddpo.Ddpo):
@@ -73,19 +73,7 @@ class Train(trl_ddpo.Ddpo):
 
     def flip_advantage(self, context: Context) -> None:
         """Those of the first batch: the script clamps them symmetrically right before the loss."""
-        import torch
-
-        clamp, left = torch.clamp, self.trained(context.config)
-
-        def flipping(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal left
-            out = clamp(tensor, *args, **kwargs)
-            if left and args == (-CLIP_MAX, CLIP_MAX) and not tensor.requires_grad:
-                left -= 1
-                return -out
-            return out
-
-        torch.clamp = flipping  # type: ignore[assignment]
+        flip_clamped(self.trained(context.config), CLIP_MAX)
 
     def nothing_to_replay(self, config: Config) -> str:
         """Without guidance in the update, or where accelerate's autocast reaches the update only."""

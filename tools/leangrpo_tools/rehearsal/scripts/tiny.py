@@ -45,6 +45,23 @@ def random_adapters(scale: float = 0.08) -> None:
     PeftAdapterMixin.add_adapter = add_adapter  # type: ignore[method-assign]
 
 
+def flip_clamped(left: int, most: float) -> None:
+    """Turns the sign of the first `left` tensors without a graph that are clamped to [-most, most]: advantages."""
+    import torch
+
+    clamp = torch.clamp
+
+    def flipping(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal left
+        out = clamp(tensor, *args, **kwargs)
+        if left and args == (-most, most) and not tensor.requires_grad:
+            left -= 1
+            return -out
+        return out
+
+    torch.clamp = flipping  # type: ignore[assignment]
+
+
 def score(images: Any, words: Sequence[str], metadata: Any) -> tuple[Any, dict[str, Any]]:
     """A fixed projection of each image's pixels, on a grid that hides rounding."""
     import torch
