@@ -25,6 +25,11 @@ class _Follow(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         # A view, or an operation in place, returns a storage that was there before: weights must not be counted. Its
         # schema says so for torch's own operations; for others (collectives) the arguments are looked through.
+        if func.namespace == "fsdp":  # FSDP2 copies out of what it gathers into, which gloo's threads let go only later
+            for _, item in leaves(result):
+                if isinstance(item, Tensor):
+                    self.created.pop(item.untyped_storage()._cdata, None)
+            return result
         if func.namespace == "aten":
             if any(returned.alias_info is not None for returned in func._schema.returns):
                 return result

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from support import ranks
 from support.grpo import Config, Policy, train
+from support.wrapped import job
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 from leangrpo_core import Lean
 from leangrpo_core.budget import Budget
@@ -66,3 +69,24 @@ def test_the_first_window_keeps_nothing(monkeypatch: pytest.MonkeyPatch, tmp_pat
     first, second = windows()
     assert (first["kept"], first["recomputed"]) == (0, 12) and any("measures" in text for text in first["reasons"])
     assert (second["kept"], second["replayed"], second["recomputed"]) == (5, 5, 7)
+
+
+def gathered_into_held_on(rank: int, world: int, options: dict[str, Any]) -> list[int]:
+    """A graph's bytes and the peak of what is held, where what FSDP2 gathers into lives on, as gloo's threads make it
+    do now and then."""
+    gather, held = _fsdp_param_group.foreach_all_gather, []
+
+    def held_on(*args: Any, **kwargs: Any) -> Any:
+        result = gather(*args, **kwargs)
+        held.append(result.all_gather_output)
+        return result
+
+    if options["held"]:
+        _fsdp_param_group.foreach_all_gather = held_on
+    side = job(rank, world, "fsdp2", True, {"config": {"rollouts": 1}})
+    assert bool(held) == options["held"]
+    return [side.window["graph_bytes"], side.window["peak_held_bytes"]]
+
+
+def test_what_fsdp2_gathers_into_is_no_part_of_a_graph() -> None:
+    assert ranks.run(gathered_into_held_on, 2, {"held": True}) == ranks.run(gathered_into_held_on, 2, {"held": False})
