@@ -87,7 +87,7 @@ class Report:
         }
         line = f"window {window.number}: kept {window.kept} of {selected} selected steps"
         if window.kept and window.reweight:
-            line += f" as up to {figures['gradients']} gradients ({readable(figures['gradient_bytes'])} each)"
+            line += f" as up to {figures['gradients']:.3g} gradients ({readable(figures['gradient_bytes'])} each)"
         elif window.kept:
             line += f" in {window.calls} calls ({readable(window.graph_bytes)} each, "
             line += f"{readable(window.peak_held_bytes)} at the peak)"

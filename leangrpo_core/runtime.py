@@ -67,7 +67,7 @@ class Lean:
         run.turns = parts or Turns(trained, batch, window, grouped, by_group)
         window = self.layout.window(window)
         keeps = run.schedule != "recompute"
-        run.auto.noticed.best_of = best_of is not None
+        run.auto.noticed.best_of, run.auto.noticed.team = best_of is not None, self.layout.team
         if keeps and best_of is not None:
             keeps, window = run.holds_all(rows, trained, best_of, window), rows
         if keeps or chosen is not None:
@@ -76,7 +76,7 @@ class Lean:
             if window and keeps:
                 held = rows if moved and run.settings.order == "upstream" else window
                 run.open(base, order.positions(held, chosen or range(trained), batch))
-                run.reweighting.begin(run.window, run.auto.way, steps, group or rows)
+                run.reweighting.begin(run.window, run.auto.way, steps, group or rows, self.layout.team)
         with run.rolling_out(last=True):
             yield
 

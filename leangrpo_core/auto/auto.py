@@ -151,7 +151,7 @@ class Auto:
             self._settle_for_native(refusal)
             return
         sums = self.noticed.in_time and not ("buffers" in self._set.given and self._set.buffers == "sample")
-        mine = figures(found, self.clock, turns, window, self._budget.bytes, self._host, sums)
+        mine = figures(found, self.clock, turns, window, self._budget.bytes, self._host, sums, self.noticed.team)
         self._figures = choice.unpack(agree.minima(choice.pack(mine)))
         best, *_ = plans = self._choose()
         if best.schedule == "recompute":

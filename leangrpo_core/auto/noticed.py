@@ -12,10 +12,12 @@ class Noticed:
         scored: upstream's step function, which gives the log-prob of a sample, is one of those calls.
         reference: the update evaluates the network without grad, too, as for a KL term.
         best_of: which samples are trained is known with their rewards only.
+        team: how many ranks share a prompt.
     """
 
     def __init__(self) -> None:
         self.scored = self.reference = self.best_of = False
+        self.team = 1
         self._told = self._late = False
         self._waiting: set[int] = set()
 

@@ -114,7 +114,8 @@ def probe(
 
 
 def figures(
-    found: Probe, clock: Stopwatch, turns: Turns, window: Window, budget: float, host: float, in_time: bool = False
+    found: Probe, clock: Stopwatch, turns: Turns, window: Window, budget: float, host: float, in_time: bool = False,
+    team: int = 1,
 ) -> choice.Figures:  # fmt: skip
     """What this rank has measured, per step: the network calls of all sites that the native window has made.
 
@@ -124,10 +125,11 @@ def figures(
         window: this one, whose selected steps may be kept.
         budget, host: bytes for their graphs on the device and in host memory.
         in_time: rewards come early enough for sums per prompt group: two, and what is added to them.
+        team: how many ranks share a prompt, over which its sums are spread where weights are.
     """
     sites, selected = max(len(clock.sites), 1), len(window.positions)
     samples = max(len({row for row, _ in window.positions}), 1)
-    groups = math.ceil(samples / turns.group)
+    groups, spread = math.ceil(samples / turns.group), team if found.sharded else 1
     update, backward = (clock.median(kind) / turns.batch * sites for kind in ("update", "backward"))
     return choice.Figures(
         window=clock.native, rollout=found.forward * sites, update=update, backward=backward,
@@ -135,7 +137,7 @@ def figures(
         graph=found.graph * sites, budget=budget, selected=selected,
         share=min(turns.trained * turns.window / selected, 1.0) if selected else 1.0,
         host=host / (found.graph * sites) if host and found.graph else 0.0,
-        gradient=found.gradient, samples=samples, affine=2 * groups + found.rows if in_time else math.inf,
+        gradient=found.gradient, samples=samples, affine=2 * groups / spread + found.rows if in_time else math.inf,
         scaling=found.scaling + (update + backward) / samples * found.sharded,
         live=selected / samples if found.sharded else found.rows,
     )  # fmt: skip

@@ -213,6 +213,11 @@ class Layout:
         """Whether the next rollout belongs to an earlier one's update."""
         return self._rollout is not None and self._rollout.part is not self._rollout.parts[0]
 
+    @property
+    def team(self) -> int:
+        """How many ranks share a prompt now."""
+        return 1 if self._rollout is None else self._rollout.cut.team
+
     def require(self, batches: bool) -> None:
         """Raises LG613 in a rollout outside of :meth:`train` for settings that cannot be followed there.
 

@@ -8,6 +8,7 @@ the group's first reward: without it a large mean would eat up the digits that t
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,13 +25,17 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def add(into: Gradient, grads: Gradient, weight: float = 1.0) -> None:
     """`into` += weight * `grads`, in place. With weight 0 zeros where there was nothing: AdamW tells them from None."""
     for place, grad in enumerate(grads):
-        if grad is None:
-            continue
-        held = into[place]
-        if held is None:
-            into[place] = grad * weight if weight else torch.zeros_like(grad)
-        elif weight:
-            held.add_(grad, alpha=weight)
+        if grad is not None:
+            add_at(into, place, grad, weight)
+
+
+def add_at(into: Gradient, place: int, grad: Tensor, weight: float = 1.0) -> None:
+    """The same for one weight's gradient."""
+    held = into[place]
+    if held is None:
+        into[place] = grad * weight if weight else torch.zeros_like(grad)
+    elif weight:
+        held.add_(grad, alpha=weight)
 
 
 def finite(grads: Gradient) -> bool:
@@ -46,13 +51,13 @@ class Group:
     Attributes:
         reference: r_ref.
         sums, products: G0 and G1; the second is empty as long as all its samples have the reward r_ref.
-        rewards: r_i - r_ref of each sample in the sums.
+        rewards: r_i - r_ref of each sample in the sums, by its name (:meth:`Buffers.name`).
     """
 
     reference: float
     sums: Gradient
     products: Gradient | None = None
-    rewards: dict[int, float] = field(default_factory=dict)
+    rewards: dict[Any, float] = field(default_factory=dict)
 
     def fold(self, row: int, grads: Gradient, reward: float) -> None:
         """Takes a sample in; `grads` is used up."""
@@ -65,6 +70,14 @@ class Group:
             self.products = [grad if grad is None else grad.mul_(x) for grad in grads]
         else:
             add(self.products, grads, x)
+
+    def take_in(self, place: int, grad: Tensor, x: float) -> None:
+        """Takes in one weight's gradient of a sample whose reward is r_ref + x."""
+        add_at(self.sums, place, grad)
+        if x and self.products is None:
+            self.products = [None for _ in self.sums]
+        if self.products is not None:
+            add_at(self.products, place, grad, x)
 
     def weighted(self, a: float, b: float) -> Gradient:
         """a G0 + b G1, in the place of G0, which is used up."""
@@ -85,23 +98,25 @@ class Buffers:
         base: the number of the first sample.
 
     Attributes:
-        affine: as given.
+        affine, group, base: as given.
         single: by sample, those that are not folded.
         groups: by number.
         peak: how many gradients there were at most at a time.
         waited: a sample's reward came after the next one's gradient had begun.
+        shares: of the weighted sum, what this rank has for all; only where sums are spread over ranks (`spread.py`).
     """
 
     def __init__(self, affine: bool = False, group: int = 1, base: int = 0) -> None:
-        self.affine, self._group, self._base = affine, max(group, 1), base
+        self.affine, self.group, self.base = affine, max(group, 1), base
         self.single: dict[int, Gradient] = {}
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[Any, Group] = {}
+        self.shares: Gradient = []
         self._rewards: dict[int, float] = {}
         self._complete: set[int] = set()
-        self.peak, self.waited = 0, False
+        self.peak, self.waited = 0.0, False
 
     @property
-    def live(self) -> int:
+    def live(self) -> float:
         """How many gradients there are."""
         return len(self.single) + sum(1 + (group.products is not None) for group in self.groups.values())
 
@@ -124,21 +139,38 @@ class Buffers:
         self._rewards[row] = reward
         self._fold(row)
 
-    def _fold(self, row: int) -> None:
+    def _folds(self, row: int) -> bool:
+        """Whether a sample can go into its group's sums: not if it would spoil them."""
         reward = self._rewards.get(row, math.nan)
-        if not (self.affine and row in self.single and row in self._complete and math.isfinite(reward)):
+        ready = self.affine and row in self.single and row in self._complete and math.isfinite(reward)
+        return ready and finite(self.single[row])
+
+    def _number(self, row: int) -> int:
+        return (row - self.base) // self.group
+
+    def _fold(self, row: int) -> None:
+        if not self._folds(row):
             return
-        if not finite(self.single[row]):  # it would spoil the sums
-            return
-        grads, number = self.single.pop(row), (row - self._base) // self._group
+        grads, number, reward = self.single.pop(row), self._number(row), self._rewards[row]
         if number not in self.groups:
             self.groups[number] = Group(reward, grads, rewards={row: 0.0})
         else:
             self.groups[number].fold(row, grads, reward)
         self.peak = max(self.peak, self.live)
 
-    def take(self, weights: Mapping[int, float], lines: Mapping[int, tuple[float, float]]) -> Gradient:
-        """The weighted sum, which ends all buffers.
+    def exchange(self) -> None:
+        """Takes in what is complete on any rank, where sums are spread over ranks. All call it at the same places."""
+
+    def name(self, row: int) -> Any:
+        """By which groups know a sample."""
+        return row
+
+    def everyones(self, points: Mapping[int, Any]) -> dict[Any, Any]:
+        """What is known of each sample, by its name: of all ranks' samples where sums are spread over them."""
+        return dict(points)
+
+    def take(self, weights: Mapping[int, float], lines: Mapping[Any, tuple[float, float]]) -> Gradient:
+        """The weighted sum of this rank's gradients, which ends all buffers.
 
         Args:
             weights: c of samples that have a gradient of their own; those without one are left out.
@@ -146,16 +178,16 @@ class Buffers:
         """
         total: Gradient = []
         for number, line in lines.items():
-            group = self.groups.pop(number).weighted(*line)
-            total = _sum(total, group, 1.0)
+            total = add_up(total, self.groups.pop(number).weighted(*line))
         for row, c in weights.items():
-            total = _sum(total, self.single.pop(row), c)
+            total = add_up(total, self.single.pop(row), c)
         self.single.clear()
         self.groups.clear()
         return total
 
 
-def _sum(total: Gradient, grads: Gradient, weight: float) -> Gradient:
+def add_up(total: Gradient, grads: Gradient, weight: float = 1.0) -> Gradient:
+    """total + weight * grads, in the place of one of them; an empty total is nothing."""
     if total:
         add(total, grads, weight)
         return total

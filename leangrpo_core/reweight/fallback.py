@@ -33,13 +33,17 @@ class Reweighting:
         self.refused = self.no_affine = False
         self._other_inputs: set[tuple[int, str]] = set()
 
-    def begin(self, window: Window | None, way: "Way", steps: int, group: int) -> None:
-        """A window opens, of which `steps` per trajectory can be trained, and `group` rows share a prompt."""
+    def begin(self, window: Window | None, way: "Way", steps: int, group: int, team: int = 1) -> None:
+        """A window opens, of which `steps` per trajectory can be trained.
+
+        Args:
+            group, team: how many rows of a rank share a prompt, and how many ranks do.
+        """
         if window is None or way.schedule != "reweight" or self.refused:
             return
         affine = way.buffers == "affine" and not self.no_affine
         window.reweight = Reweight(
-            window, steps, Buffers(affine, group, window.base), set(self._other_inputs), self._once
+            window, steps, Buffers(affine, group, window.base), team, set(self._other_inputs), self._once
         )
 
     def before_call(

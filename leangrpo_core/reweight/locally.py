@@ -12,6 +12,7 @@ from ..audit import Call
 from ..errors import LeanError
 from ..guard import parameters_of
 from ..kept import Kept, outputs_of
+from . import spread
 from .buffers import Gradient, wide
 
 
@@ -79,19 +80,20 @@ def walk_sharded(net: nn.Module, into: Gradient, calls: Sequence[tuple[Kept, lis
         for place, flat in enumerate(flats):
             grad, held = flat.grad, into[place]
             if grad is not None:
-                into[place] = grad.clone() if held is None else held.add_(grad)
+                into[place] = grad if held is None else held.add_(grad)
     finally:
         for parameter, grad in zip(parameters, before, strict=True):
             parameter.grad = None
             parameter.grad = grad
 
 
-def deliver_sharded(net: nn.Module, total: Gradient, last: Call) -> None:
+def deliver_sharded(net: nn.Module, total: Gradient, shares: Gradient, last: Call) -> None:
     """Reduces a whole gradient over the ranks, once, as part of a backward that adds nothing itself.
 
     Args:
         net: the network under FSDP1.
-        total: this rank's, per flat parameter.
+        total: this rank's, per flat parameter; empty for none.
+        shares: what this rank has of the sum of all ranks' (`spread.py`), per flat parameter; empty for none.
         last: a call of the update, made again with zero for its loss.
 
     Raises:
@@ -99,15 +101,21 @@ def deliver_sharded(net: nn.Module, total: Gradient, last: Call) -> None:
     """
     arrived: list[int] = []
 
-    def add(place: int, ours: Tensor) -> Any:
+    def add(place: int, ours: Tensor | None, share: Tensor | None) -> Any:
         def hook(grad: Tensor) -> Tensor:
             arrived.append(place)
-            return grad + ours.to(grad.dtype)
+            found = grad.clone() if ours is None else grad + ours.to(grad.dtype)
+            if share is not None:
+                spread.run_of(found).add_(share)
+            return found
 
         return hook
 
-    flats = list(enumerate(zip(fsdp1.flat_parameters(net), total, strict=True)))
-    hooks = [flat.register_hook(add(place, ours)) for place, (flat, ours) in flats if ours is not None]
+    flats = fsdp1.flat_parameters(net)
+    nothing: Gradient = [None] * len(flats)
+    parts = zip(flats, total or nothing, shares or nothing, strict=True)
+    added = [(flat, add(place, *both)) for place, (flat, *both) in enumerate(parts) if both != [None, None]]
+    hooks = [flat.register_hook(hook) for flat, hook in added]
     try:
         last.walk_natively([torch.zeros_like(value) for value, _ in outputs_of(last.rows)])
     finally:

@@ -25,6 +25,7 @@ from ..window import Key, Window
 from . import grads, locally, possible
 from .buffers import Buffers, add
 from .scored import Scored, Scoring
+from .spread import SpreadBuffers
 
 
 @dataclass
@@ -54,14 +55,17 @@ class Reweight:
         window: the open one.
         steps: steps of a trajectory that can be trained.
         buffers: for this window.
+        team: how many ranks share a prompt.
         without: (step, site) of steps that are not kept.
         once: says something to the user once.
     """
 
     def __init__(
-        self, window: Window, steps: int, buffers: Buffers, without: set[tuple[int, str]], once: Callable[[str], None]
-    ) -> None:
+        self, window: Window, steps: int, buffers: Buffers, team: int, without: set[tuple[int, str]],
+        once: Callable[[str], None],
+    ) -> None:  # fmt: skip
         self.window, self.steps, self.buffers, self.without = window, steps, buffers, without
+        self._team = team
         self.net: nn.Module | None = None
         self.wrapper: sync.Wrapper | None = None
         self.parts: dict[Key, Part] = {}
@@ -73,7 +77,8 @@ class Reweight:
         self._once = once
         self._admitted: dict[int, bool] = {}
         self._held: list[Scored] = []  # graphs of the trajectory, where they are walked at its end
-        self._rows: set[int] = set()
+        self._rows: set[int] = set()  # of the trajectory that is open
+        self._latest: set[int] = set()  # of the latest call
         self._room = math.inf
         self.gradient_bytes = 0
         self._own: list[Any] = []  # the weights that gradients in a buffer belong to
@@ -90,6 +95,8 @@ class Reweight:
         self._room, self.gradient_bytes = budget / max(size, 1), size
         if self.wrapper.collective and math.isfinite(self._room):
             self._room = agree.minimum(int(self._room))
+        if self.wrapper.collective and self._team > 1 and self.buffers.affine:
+            self.buffers = SpreadBuffers(self.buffers.group, self.buffers.base, self._team, self._weights())
 
     def admits(self, row: int) -> bool:
         """Whether this sample gets a gradient: as long as there is room for one more."""
@@ -121,7 +128,9 @@ class Reweight:
         rows = {row for row, _ in at}
         if rows != self._rows or any(step >= self.steps for _, step in at):
             self.end_trajectory()
-        self._rows = rows
+        if self._latest and rows != self._latest:
+            self.buffers.exchange()
+        self._rows = self._latest = rows
 
     def _no_step(self) -> None:
         """What the rollout goes on with would have a graph."""
@@ -234,6 +243,7 @@ class Reweight:
         """Nothing more comes."""
         self._no_step()
         self.end_trajectory()
+        self.buffers.exchange()
         if self.buffers.waited:
             self._once("a sample's reward comes after the next sample has begun: one gradient is kept per sample")
 

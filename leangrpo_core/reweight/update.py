@@ -6,8 +6,9 @@ sums, and so counted s times, with v - s u.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,16 @@ from .rollout import Part, Reweight
 
 NOT_TRAINED = "not all kept steps of a sample were trained"
 NO_LINE = "a sample's weight is not affine in its reward"
+
+
+class Point(NamedTuple):
+    """What a group's fit needs of a sample; see `Verdict`."""
+
+    c: float
+    certainty: float
+    reason: str
+    trained: bool
+    whole: bool
 
 
 @dataclass
@@ -43,6 +54,10 @@ class Verdict:
     def whole(self) -> bool:
         return all(part.trained for part in self.parts)
 
+    @property
+    def point(self) -> Point:
+        return Point(self.c, self.certainty, self.reason, self.trained, self.whole)
+
 
 @dataclass
 class Plan:
@@ -50,12 +65,12 @@ class Plan:
 
     Attributes:
         weights: c of samples with a gradient of their own.
-        lines: a and b of groups.
+        lines: a and b of groups, by number.
         again: samples to recompute, with how often the buffers count them already, and why.
     """
 
     weights: dict[int, float] = field(default_factory=dict)
-    lines: dict[int, tuple[float, float]] = field(default_factory=dict)
+    lines: dict[Any, tuple[float, float]] = field(default_factory=dict)
     again: dict[int, tuple[float, str]] = field(default_factory=dict)
 
 
@@ -74,8 +89,8 @@ def settle(window: Window, wrapper: sync.Wrapper, net: nn.Module, replays: Seque
     if not wrapper.collective:
         if total:
             locally.deliver(sync.bare(net), total)  # the weights that the rollout walked, in their order
-    elif agree.anyones([bool(total)])[0]:
-        locally.deliver_sharded(net, total or [None] * len(locally.flat(net)), replays[-1].for_audit())
+    elif agree.anyones([bool(total or ours.buffers.shares)])[0]:
+        locally.deliver_sharded(net, total, ours.buffers.shares, replays[-1].for_audit())
     trained = [row for row, verdict in verdicts.items() if verdict.trained]
     ours.other_inputs = {
         key[1:]
@@ -106,8 +121,8 @@ def judge(ours: Reweight) -> dict[int, Verdict]:
 
 def decide(ours: Reweight, verdicts: dict[int, Verdict]) -> Plan:
     """What counts how often, and what is recomputed."""
-    plan = Plan()
-    for row, grads in ours.buffers.single.items():
+    plan, buffers = Plan(), ours.buffers
+    for row, grads in buffers.single.items():
         verdict = verdicts.get(row)
         if verdict is None or not verdict.trained:
             continue
@@ -117,21 +132,37 @@ def decide(ours: Reweight, verdicts: dict[int, Verdict]) -> Plan:
             plan.again[row] = 0.0, verdict.reason
         else:
             plan.weights[row] = verdict.c
-    for number, group in ours.buffers.groups.items():
-        rows = [row for row in group.rewards if row in verdicts]
-        points = {row: (group.rewards[row], verdicts[row].c) for row in rows if not verdicts[row].reason}
-        line = fit(points, max((verdicts[row].certainty for row in points), default=0.0))
-        counted = {row: line.a + line.b * group.rewards[row] for row in rows if row not in line.explained}
-        # What was not trained has no call of the update that could take back what the sums hold of it.
-        lost = len(rows) < len(group.rewards) or any(s and not verdicts[row].whole for row, s in counted.items())
-        if lost or not any(verdicts[row].trained for row in rows):
-            counted = {row: 0.0 for row in rows if verdicts[row].c or verdicts[row].reason}
-        else:
-            plan.lines[number] = line.a, line.b
-        for row, s in counted.items():
-            if verdicts[row].trained:
-                plan.again[row] = s, verdicts[row].reason or (NOT_TRAINED if lost else NO_LINE)
+    points = buffers.everyones({row: verdict.point for row, verdict in verdicts.items()})
+    again: dict[Any, tuple[float, str]] = {}
+    for number, group in buffers.groups.items():
+        line, found = weigh(group.rewards, {name: points[name] for name in group.rewards if name in points})
+        again |= found
+        if line is not None:
+            plan.lines[number] = line
+    plan.again |= {row: again[buffers.name(row)] for row in verdicts if buffers.name(row) in again}
     return plan
+
+
+def weigh(
+    rewards: Mapping[Any, float], points: Mapping[Any, Point]
+) -> tuple[tuple[float, float] | None, dict[Any, tuple[float, str]]]:
+    """A group's a and b, or None if its sums are of no use; and which of its samples are recomputed, as in `Plan`.
+
+    Args:
+        rewards: of the samples in its sums, centred.
+        points: what is known of those of which some call was kept.
+    """
+    sound = {name: (rewards[name], point.c) for name, point in points.items() if not point.reason}
+    line = fit(sound, max((points[name].certainty for name in sound), default=0.0))
+    counted = {name: line.a + line.b * rewards[name] for name in points if name not in line.explained}
+    # What was not trained has no call of the update that could take back what the sums hold of it.
+    lost = len(points) < len(rewards) or any(s and not points[name].whole for name, s in counted.items())
+    useless = lost or not any(point.trained for point in points.values())
+    if useless:
+        counted = {name: 0.0 for name, point in points.items() if point.c or point.reason}
+    other = NOT_TRAINED if lost else NO_LINE
+    again = {name: (s, points[name].reason or other) for name, s in counted.items() if points[name].trained}
+    return None if useless else (line.a, line.b), again
 
 
 def _recompute(

@@ -88,6 +88,16 @@ def test_gradients_in_place_of_graphs(
 
 
 @wide
+def test_sums_spread_over_the_ranks(bench: Bench) -> None:
+    """Shared prompts under FSDP1: of the one gradient and two sums of it each of two ranks has half of the sums."""
+    options = {"layout": "shared", "generations": "6"}
+    report = bench.rehearse("flux", ranks=2, updates=2, schedule="reweight", buffers="affine", options=options)
+    assert_ok(report)
+    for rank in report.windows:
+        assert all((w["recomputed"], w["gradients"]) == (0, 2) for w in rank if w["kept"])
+
+
+@wide
 def test_wan_in_fp32_learns_which_step_has_other_inputs(bench: Bench) -> None:
     """Its first latent is bf16 in the rollout and fp32 in the update: in fp32 that step is trained natively."""
     report = bench.rehearse("wan_2_1", updates=2, schedule="reweight")

@@ -117,7 +117,7 @@ class Trainer:
         for begin in range(0, rows, args.group):
             own = rewards[begin : begin + args.group]
             group = layout.group(own) if layout else own
-            advantages[begin : begin + args.group] = (own - group.mean()) / (group.std() + 1e-8)
+            advantages[begin : begin + args.group] = self.advantages((own - group.mean()) / (group.std() + 1e-8))
         generations = [self._generation(row, args.group) for row in range(rows)]
         order = torch.empty(rows, STEPS, dtype=torch.long) if lean is None else lean.step_order(rows, STEPS)
         for row in range(rows if lean is None else 0):
@@ -138,6 +138,18 @@ class Trainer:
                 norm = self._boundary()
         return total, layout.norm(lambda: norm.item()) if layout else norm.item()  # type: ignore[union-attr]
 
+    def advantages(self, advantages: Tensor) -> Tensor:
+        """What a test makes of them."""
+        return advantages
+
+    def score(self, reward: Tensor) -> Tensor:
+        """What a test makes of a reward."""
+        return reward
+
+    def unrewarded(self, row: int) -> bool:
+        """Whether the runtime is not told this row's reward."""
+        return False
+
     def _generation(self, row: int, group: int) -> int:
         return row % group * self.team + self.rank % self.team
 
@@ -155,8 +167,8 @@ class Trainer:
                     latents, scores[row, step] = self.lean.scored(_sde_step, *args) if self.lean else _sde_step(*args)
                 path.append(latents)
             paths.append(torch.stack(path))
-            reward = (path[-1].mean() + 0.1 * path[-1].square().mean())[None]
-            if self.lean:
+            reward = self.score((path[-1].mean() + 0.1 * path[-1].square().mean())[None])
+            if self.lean and not self.unrewarded(row):
                 self.lean.rewarded(rewards.append, torch.tensor([row]), reward)
             else:
                 rewards.append(reward)
@@ -249,3 +261,23 @@ def both(rank: int, world: int, kind: str, sizes: Sizes, env: dict[str, str], na
     """The training with the runtime, and the native one, which runs first."""
     native = job(rank, world, kind, natively, None)
     return job(rank, world, kind, sizes, env), native
+
+
+def check(ours: list[Run], native: list[Run], bound: float = 1e-6) -> None:
+    """Whole gradients before clipping, weights, losses, norms and what was logged."""
+    for run, reference in zip(ours, native, strict=True):
+        assert len(run.gradients) == len(reference.gradients)
+        for update, (grads, expected) in enumerate(zip(run.gradients, reference.gradients, strict=True)):
+            for name in expected:
+                a, b = grads[name].double(), expected[name].double()
+                distance = float((a - b).norm() / b.norm().clamp_min(1e-12))
+                assert distance <= bound, (update, name, distance)
+            for name, weight in reference.weights[update].items():
+                torch.testing.assert_close(run.weights[update][name], weight, rtol=0, atol=2e-6)
+        assert len(run.logged) == len(reference.logged)
+        for rewards, expected in zip(run.logged, reference.logged, strict=True):
+            torch.testing.assert_close(torch.tensor(rewards), torch.tensor(expected), rtol=0, atol=1e-6)
+    # The sum of losses over the ranks; each rank has other samples than natively.
+    for rollout in range(len(native[0].losses)):
+        total = sum(run.losses[rollout] for run in ours)
+        assert math.isclose(total, sum(run.losses[rollout] for run in native), rel_tol=1e-4, abs_tol=1e-4)

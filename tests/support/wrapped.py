@@ -53,6 +53,7 @@ COUNTED = {  # names differ between torch versions
     "all_gather": "all_gather",
     "all_gather_into_tensor": "all_gather",
     "all_gather_single": "all_gather",
+    "all_to_all_single": "all_to_all",
 }
 
 

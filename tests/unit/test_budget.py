@@ -77,7 +77,7 @@ def gathered_into_held_on(rank: int, world: int, options: dict[str, Any]) -> lis
     gather, held = _fsdp_param_group.foreach_all_gather, []
 
     def held_on(*args: Any, **kwargs: Any) -> Any:
-        result = gather(*args, **kwargs)
+        result: Any = gather(*args, **kwargs)
         held.append(result.all_gather_output)
         return result
 

@@ -140,9 +140,9 @@ def test_gradients_that_have_room() -> None:
     affine = replace(sample, buffers="affine")
     assert hold(FLUX, affine, memory(12)).share == 0  # three gradients, 12 GB and 0.9, into 10
     assert hold(FLUX, affine, memory(15)).share == 1.0
-    # shared by the ranks: one full gradient and two shards, 4 + 2 * 0.5 GB
+    # Four ranks share a prompt: one full gradient and two shards for either team of the eight, 4 + 4 * 0.5 GB.
     shared = hold(FLUX, replace(affine, layout="shared"), memory(12))
-    assert shared.gradients == 1.25 and shared.bytes == pytest.approx(0.9e9 + 5e9)
+    assert shared.gradients == 1.5 and shared.bytes == pytest.approx(0.9e9 + 6e9)
     alone = replace(FLUX, wrapper="none")
     assert hold(alone, sample, replace(memory(36), sharded=False)).graphs == 1  # one step's
 
@@ -160,6 +160,9 @@ def test_gradients_that_have_room() -> None:
         (Choice("reweight"), 384 + 216 + 216 - 108, 108 + 1),
         (Choice("reweight", sync="late"), 384 + 216 + 216 - 108, 2),
         (Choice("reweight", updates="on-policy"), 384 + 216, 2),
+        (Choice("reweight", "shared"), 384 + 216 + 216 - 108, 108 + 4),
+        (Choice("reweight", "shared", buffers="affine"), 384 + 216 + 216 - 108, 108 + 4 + 12),
+        (Choice("reweight", "shared", "late", buffers="affine"), 384 + 216 + 216 - 108, 1 + 4 + 12),
     ],
 )
 def test_collectives_by_hand(choice: Choice, gathers: int, reductions: int) -> None:

@@ -68,7 +68,7 @@ def _gradients(case: Case, choice: Choice, memory: Memory | None) -> Held:
     graphs = case.size.calls * (case.size.trained_steps if sharded else 1)
     accumulators = 2 * case.live_groups(choice)
     if sharded and choice.layout == "shared":
-        accumulators /= case.ranks
+        accumulators /= case.sharing  # spread over all ranks, but so are those of the other teams
     wanted = 1 + accumulators if choice.buffers == "affine" else live
     if memory is None:
         return Held(graphs, graphs, 0, wanted, share=1.0)

@@ -64,7 +64,22 @@ def _reductions(case: Case, choice: Choice, saved: float, share: float) -> float
     size = case.size
     calls = size.network_calls(patched=False)["grad"]
     free = (size.updates if choice.updates == "on-policy" else 1) if saved else 0
+    if choice.schedule == "reweight" and saved:
+        return min(_gradients(case, choice, share, free) + (calls - saved if choice.sync == "upstream" else 0), calls)
     if choice.sync != "upstream":
         each = case.groups(choice) if choice.sync == "group" else 1
         return min(size.updates * each + (free if share < 1 else 0), calls)
-    return calls if choice.schedule != "reweight" else calls - saved + free
+    return calls
+
+
+def _gradients(case: Case, choice: Choice, share: float, free: int) -> float:
+    """Of what `reweight` keeps: once per update, or part of one with shared prompts, where sums that are spread over
+    the ranks take in each sample. Beside it, where upstream's reductions are not left alone, of the other updates."""
+    shared = choice.layout == "shared"
+    found = free * (case.groups(choice) if shared else 1)
+    if shared and choice.buffers == "affine":
+        found += case.replayed(choice) * share
+    if choice.sync != "upstream":
+        each = case.groups(choice) if choice.sync == "group" else 1
+        found += (case.size.updates - free + (share < 1)) * each
+    return found
