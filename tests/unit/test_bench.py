@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from leangrpo_tools.apply import apply
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.rehearsal import bench, picture, timing
+from leangrpo_tools.rehearsal import bench, picture, timing, trees
 from leangrpo_tools.rehearsal.base import Config
 from leangrpo_tools.rehearsal.compare import Run
 from leangrpo_tools.rehearsal.rehearse import find_script
+from leangrpo_tools.rehearsal.session import Session
 from leangrpo_tools.rehearsal.timing import COSTS, BenchReport, Timing
 from leangrpo_tools.rehearsal.ways import ways
 
@@ -99,6 +101,15 @@ def test_on_the_example() -> None:
     assert report.predicted["native"] == 1 and retain.graph_bytes == pytest.approx(4.92e6, rel=0.01)
     assert native.calls == recompute.calls and retain.calls["no_grad"] < native.calls["no_grad"]
     assert all(len(item.seconds) == 2 and all(cost > 0 for cost in item.costs["backward"]) for item in report.timings)
+
+
+def test_a_way_that_fails_ends_the_others(tmp_path: Path) -> None:
+    """Here the patched tree is empty; natively the first rollout is over, and the run waits for its next turn."""
+    apply("mini", tmp_path / "tree")
+    found = trees.export(tmp_path / "tree", tmp_path / "trees", "train")
+    config = find_script("mini").configure(schedule="retain", updates_per_rollout=1)
+    with Session(tmp_path / "session") as session, pytest.raises(KitError, match="does not run here"):
+        timing.measure("mini", found.native, tmp_path, config, session=session, upstream="mini", repeat=1)
 
 
 def test_ways_of_running() -> None:

@@ -64,11 +64,13 @@ def _start(job: dict[str, Any], out: Path) -> None:
 
     from leangrpo_tools.rehearsal import shims, stubs
     from leangrpo_tools.rehearsal.recorder import Recorder, StopRehearsal
+    from leangrpo_tools.rehearsal.turns import Turns
 
     # Collectives wait longer than the watchdog, which says more than their time-out would.
     shims.install(config.precision, Path(job["store"]), job["timeout_s"] + 60)
     stubs.install(script.stubs, always=("wandb",))
     recorder = Recorder(out, job["updates"], Path(job["follow"]) if job["follow"] else None)
+    recorder.turns, recorder.per_turn = Turns.of(job), config.updates_per_rollout
     recorder.clock = time.process_time if config.clock == "cpu" else time.perf_counter
     context = Context(job["rank"], config.ranks, job["variant"], config, workdir, tree, recorder)
     recorder.average = script.averaged(config) and not context.patched
@@ -78,6 +80,8 @@ def _start(job: dict[str, Any], out: Path) -> None:
         script.flip_advantage(context)
     for injection in job["inject"]:
         _function(injection["function"])(dataclasses.replace(context, args=injection.get("args", {})))
+    if recorder.turns is not None:
+        recorder.turns.wait(recorder.beat)
     try:
         runpy.run_path(str(target), run_name="__main__")
     except StopRehearsal:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from leangrpo_tools.rehearsal.turns import Turns
+
 COLLECTIVES = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "all_gather_into_tensor": "all_gather",
     "all_gather_single": "all_gather", "all_gather_object": "all_gather_object", "reduce_scatter": "reduce_scatter",
@@ -58,6 +60,10 @@ class Recorder:
         self._started: float | None = None
         self._ended = 0.0
         self._last = self._cpu = 0.0
+        self.turns: Turns | None = None
+        """Where this run takes turns with others."""
+        self.per_turn = 1
+        """Updates."""
         out.mkdir(parents=True, exist_ok=True)
         self._progress = os.open(out / "progress", os.O_CREAT | os.O_WRONLY)
 
@@ -89,9 +95,12 @@ class Recorder:
             "peak_rss_bytes": _peak_rss(),
         }
         (self.out / "summary.json").write_text(json.dumps(summary))
+        if self.turns is not None:
+            self.turns.over()
         return summary
 
-    def _beat(self, what: str) -> None:
+    def beat(self, what: str) -> None:
+        """Says that there is progress."""
         # The watchdog looks at this file's time; its text tells where a rank was when it hung.
         os.pwrite(self._progress, f"{what} (update {self.done}, forward {self.forwards.total()})".ljust(80).encode(), 0)
 
@@ -122,7 +131,7 @@ class Recorder:
         if not any(module is known for known in self._modules):
             self._modules.append(module)
         self.forwards["grad" if torch.is_grad_enabled() else "no_grad"] += 1
-        self._beat("policy forward")
+        self.beat("policy forward")
 
     def _time_backward(self) -> None:
         original: Any = torch.autograd.backward
@@ -218,9 +227,13 @@ class Recorder:
         if self.follow is not None:
             self._adopt(parameters, torch.load(self.follow / f"update{self.done}.pt", weights_only=True)["weights"])
         self._grads, self.notes, self._ended = None, {}, now
-        self._last, self._cpu = self.clock(), time.process_time()
         self.done += 1
-        self._beat("optimizer step")
+        self.beat("optimizer step")
+        if self.turns is not None and self.done % self.per_turn == 0 and self.turns.left:
+            self.turns.over()
+            if not self.turns.wait(self.beat):
+                raise StopRehearsal
+        self._last, self._cpu = self.clock(), time.process_time()
 
     @torch.no_grad()
     def _adopt(self, parameters: Iterable[torch.Tensor], weights: dict[str, torch.Tensor]) -> None:

@@ -57,8 +57,15 @@ class Stage:
         if exits[0].code != 0:
             raise self._cannot("the tiny checkpoints cannot be made", self.explain("prepare", exits))
 
-    def run(self, variant: str, tree: Path, updates: int, follow: Path | None = None) -> list[RankExit]:
-        """Runs all ranks of one variant in `tree`; with `follow`, each update starts from weights recorded there."""
+    def run(
+        self, variant: str, tree: Path, updates: int, follow: Path | None = None, turns: dict[str, Any] | None = None
+    ) -> list[RankExit]:
+        """Runs all ranks of one variant in `tree`.
+
+        Args:
+            follow: each update starts from weights recorded there.
+            turns: the file and the numbers of `turns.Turns`, where this run takes turns with others.
+        """
         workdir = self.root / "work" / variant
         assert self.assets is not None
         shutil.copytree(self.assets, workdir)
@@ -69,6 +76,7 @@ class Stage:
             job["argv"] = [str(text) for text in launch.argv]
             job["env"] |= launch.env
             job["follow"] = str(follow / f"rank{job['rank']}") if follow else ""
+            job["turns"] = turns
         return self.server.run("run", jobs, self.logs(variant), self.timeout_s)
 
     def require(self, variant: str, exits: list[RankExit]) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from leangrpo_tools.rehearsal import compare, planned
-from leangrpo_tools.rehearsal.base import Config
+from leangrpo_tools.rehearsal import compare, planned, turns
+from leangrpo_tools.rehearsal.base import Config, Script
+from leangrpo_tools.rehearsal.client import RankExit
 from leangrpo_tools.rehearsal.rehearse import check, find_script, full_name
 from leangrpo_tools.rehearsal.runs import Stage
 from leangrpo_tools.rehearsal.session import Session
@@ -36,7 +38,7 @@ class Timing:
     """Of the same rollouts the processor's seconds, which other programs of the machine disturb less."""
     held_bytes: int = 0
     """The most that kept graphs took on a rank."""
-    gradients: int = 0
+    gradients: float = 0.0
     """The most gradients that reweighting held on a rank."""
     gradient_bytes: int = 0
     """Of one of them."""
@@ -130,7 +132,7 @@ class BenchReport:
                 f"{self.bound(item):.2f}",
                 f"{item.calls['no_grad']:g}", f"{item.calls['grad']:g}",
                 *(f"{item.cost(kind):.2f}" for kind in COSTS), f"{item.collectives:g}",
-                f"{item.held_bytes / 1e6:.3g}", f"{item.gradients}", f"{item.peak_rss_bytes / 1e6:.0f}",
+                f"{item.held_bytes / 1e6:.3g}", f"{item.gradients:.3g}", f"{item.peak_rss_bytes / 1e6:.0f}",
             ))  # fmt: skip
         widths = [max(len(row[column]) for row in rows) for column in range(len(names))]
         lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
@@ -161,22 +163,16 @@ def measure(
     chosen_ways = {name: chosen for name, chosen in ways(config).items() if not only or name in only}
     timings = {name: Timing(name) for name in chosen_ways}
     assets: Path | None = None
-    for turn in range(repeat):
-        for name, chosen in chosen_ways.items():
-            say(f"{name}, {turn + 1} of {repeat}")
-            stage = Stage(session.server, script, module, chosen, session.folder(), assets=assets)
-            if assets is None:
-                stage.prepare()
-                assets = stage.assets
-            skipped = AUTO_SKIPS if name == "auto" else 1
-            variant = "native" if name == "native" else "patched"
-            exits = stage.run(variant, native if name == "native" else patched, chosen.updates)
-            stage.require(variant, exits)
+    for number in range(repeat):
+        say(f"all ways in turn, {number + 1} of {repeat}")
+        for name, stage in _in_turn(chosen_ways, script, module, native, patched, session, assets):
+            assets = stage.assets
+            variant, skipped = _variant(name), AUTO_SKIPS if name == "auto" else 1
             _add(timings[name], compare.load(stage.out(variant), config.ranks), config.updates_per_rollout, skipped)
             windows = [window for rank in stage.windows(variant) for window in rank]
             timings[name].held_bytes = max([timings[name].held_bytes, *(int(w["peak_held_bytes"]) for w in windows)])
             timings[name].graph_bytes = max([0, *(int(window["graph_bytes"]) for window in windows)])
-            timings[name].gradients = max([0, *(int(window["gradients"]) for window in windows)])
+            timings[name].gradients = max([0.0, *(window["gradients"] for window in windows)])
             timings[name].gradient_bytes = max([0, *(int(window["gradient_bytes"]) for window in windows)])
             if name == "auto":
                 timings[name].said += _choices(stage.logs(variant) / "rank0.out")
@@ -186,6 +182,40 @@ def measure(
     if assets is not None and "native" in chosen_ways:
         predicted = planned.ratios(script, upstream, native, assets, config, found)
     return BenchReport(upstream, script.name, config, repeat, found, rollouts, predicted)
+
+
+def _variant(name: str) -> str:
+    return "native" if name == "native" else "patched"
+
+
+def _in_turn(
+    chosen: Mapping[str, Config], script: Script, module: str, native: Path, patched: Path, session: Session,
+    assets: Path | None,
+) -> list[tuple[str, Stage]]:  # fmt: skip
+    """A process of each way, which take turns rollout by rollout. Raises LG401 if one of them fails."""
+    stages: dict[str, Stage] = {}
+    for name, config in chosen.items():
+        stage = stages[name] = Stage(session.server, script, module, config, session.folder(), assets=assets)
+        if assets is None:
+            stage.prepare()
+            assets = stage.assets
+    mine = turns.order({name: config.updates // config.updates_per_rollout for name, config in chosen.items()})
+    file = session.folder() / "turn"
+    turns.give(file, 0)
+
+    def run(name: str) -> list[RankExit]:
+        tree = native if name == "native" else patched
+        taken = {"file": str(file), "mine": mine[name]}
+        exits = stages[name].run(_variant(name), tree, chosen[name].updates, turns=taken)
+        if any(item.code != 0 for item in exits):
+            turns.give(file, turns.STOP)  # the others wait for a turn that will not be over
+        return exits
+
+    with ThreadPoolExecutor(len(stages)) as threads:
+        ended = dict(zip(stages, threads.map(run, stages), strict=True))
+    for name, stage in stages.items():
+        stage.require(_variant(name), ended[name])
+    return list(stages.items())
 
 
 def _choices(log: Path) -> list[str]:

@@ -43,7 +43,7 @@ class Flux(DanceGRPO):
         channels: Any = (4, 4, 4, 4)
         vae = AutoencoderKL(
             in_channels=3, out_channels=3, down_block_types=down, up_block_types=up, block_out_channels=channels,
-            layers_per_block=1, latent_channels=16, norm_num_groups=2, sample_size=32,
+            layers_per_block=1, latent_channels=16, norm_num_groups=2, sample_size=1024,  # so it decodes in one tile
         )  # fmt: skip
         vae.save_pretrained(workdir / "model/vae")
         write_prompts(workdir, config, {
