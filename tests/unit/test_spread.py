@@ -9,6 +9,7 @@ from support.parted import TRAINED, Run, Sizes, Trainer, check, job
 from support.wrapped import UNITS
 from torch import Tensor
 
+from leangrpo_core import agree
 from leangrpo_core.reweight.multiples import NO_MULTIPLE
 from leangrpo_core.reweight.spread import SpreadBuffers, runs
 from leangrpo_core.reweight.update import NO_LINE
@@ -102,10 +103,10 @@ def test_two_ranks() -> None:
 FOUR = [("fsdp", Sizes(group=6, update=6, until=2)), ("fsdp", Sizes(group=4, update=4, prompts=2, until=4))]
 
 
-@pytest.mark.parametrize(("kind", "sizes"), [
-    FOUR[0], pytest.param(*FOUR[1], marks=pytest.mark.matrix),
-    *(pytest.param(kind, FOUR[0][1], marks=pytest.mark.matrix) for kind in ("fsdp-orig", "fsdp-grad-op", "fsdp-none")),
-])  # fmt: skip
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("kind", "sizes"), [*FOUR, *((kind, FOUR[0][1]) for kind in ("fsdp-orig", "fsdp-grad-op", "fsdp-none"))]
+)
 def test_four_ranks(kind: str, sizes: Sizes) -> None:
     """Pairs of ranks serve a prompt, so sums of two prompts are spread over all four; or all four serve one."""
     for side, _ in compared(4, kind, sizes, ["as it is"])["as it is"]:
@@ -135,7 +136,19 @@ def unequal(rank: int, world: int) -> dict[str, Any]:
     lines = dict.fromkeys(buffers.groups, (2.0, 0.5))
     left, rewards = sorted(buffers.single), dict(buffers.groups[0, 0].rewards)
     total = buffers.take({row: 3.0 for row in left}, lines)
-    return {"left": left, "rewards": rewards, "total": total, "shares": buffers.shares, "live": buffers.live}
+    return {"left": left, "rewards": rewards, "total": total, "shares": buffers.shares, "live": buffers.live,
+            "alone": alone()}  # fmt: skip
+
+
+def alone() -> dict[Any, float]:
+    """Each rank serves prompts of its own: the reference of each group's rewards."""
+    buffers = SpreadBuffers(group=1, base=0, team=1, weights=[torch.zeros(1)])
+    for row in (0, 1):
+        buffers.of(row, 1)[:] = [torch.ones(3)]
+        buffers.complete([row])
+        buffers.reward(row, float(10 * agree.rank() + row))
+    buffers.exchange()
+    return {number: group.reference for number, group in buffers.groups.items()}
 
 
 def test_ranks_that_have_other_numbers_of_samples() -> None:
@@ -145,6 +158,7 @@ def test_ranks_that_have_other_numbers_of_samples() -> None:
     assert all(found["rewards"] == {name: r - first for name, r in samples.items()} for found in by_rank)
     assert [found["left"] for found in by_rank] == [[], [10], []]
     assert all(found["live"] == 0 for found in by_rank)
+    assert all(found["alone"] == {(r, n): 10 * r + n for r in range(3) for n in range(2)} for found in by_rank)
     weights = {name: 2.0 + 0.5 * (r - first) for name, r in samples.items()}
     expected = [
         sum(w * (torch.arange(5.0) + 10 * rank + row) for (rank, row), w in weights.items()),
