@@ -42,7 +42,7 @@ def finite(grads: Gradient) -> bool:
     """Whether all values are; one device synchronisation.
 
     Their sums tell: a value that is not finite makes its sum so, and a gradient is read once (on the CPU `isfinite`
-    takes 25 times as long). A sum beyond the dtype's range counts as not finite, too: that sample is recomputed.
+    takes far longer). A sum beyond the dtype's range counts as not finite, too: that sample is recomputed.
     """
     sums = [grad.sum() for grad in grads if grad is not None]
     return bool(torch.stack([total.to(sums[0].device) for total in sums]).isfinite().all()) if sums else True
@@ -64,16 +64,12 @@ class Group:
     rewards: dict[Any, float] = field(default_factory=dict)
 
     def fold(self, row: int, grads: Gradient, reward: float) -> None:
-        """Takes a sample in; `grads` is used up."""
+        """Takes a sample in."""
         x = reward - self.reference
         self.rewards[row] = x
-        add(self.sums, grads)
-        if not x:
-            return
-        if self.products is None:
-            self.products = [grad if grad is None else grad.mul_(x) for grad in grads]
-        else:
-            add(self.products, grads, x)
+        for place, grad in enumerate(grads):
+            if grad is not None:
+                self.take_in(place, grad, x)
 
     def take_in(self, place: int, grad: Tensor, x: float) -> None:
         """Takes in one weight's gradient of a sample whose reward is r_ref + x."""

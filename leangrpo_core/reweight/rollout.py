@@ -89,7 +89,7 @@ class Reweight:
         return possible.why_not(net, wrapper, rows, args, kwargs)
 
     def set_room(self, budget: float) -> None:
-        """How many gradients there is room for."""
+        """At the first call: how many gradients there is room for, and whether sums of them are spread over ranks."""
         assert self.net is not None and self.wrapper is not None
         size = possible.gradient_bytes(self.net, self.wrapper)
         self._room, self.gradient_bytes = budget / max(size, 1), size

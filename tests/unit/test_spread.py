@@ -1,5 +1,6 @@
 """Sums per prompt group that are spread over the ranks: shared prompts under FSDP1, with LEANGRPO_BUFFERS=affine."""
 
+import os
 from typing import Any
 
 import pytest
@@ -69,7 +70,7 @@ def sides(rank: int, world: int, kind: str, sizes: Sizes, names: list[str]) -> d
         held.clear()
         found[name] = job(rank, world, kind, sizes, AFFINE), native, list(held)
         for setting in AFFINE:
-            parted.os.environ.pop(setting)
+            os.environ.pop(setting)
     return found
 
 
