@@ -2,6 +2,7 @@
 
 import faulthandler
 import functools
+import gc
 import multiprocessing
 import os
 import signal
@@ -27,6 +28,7 @@ class RankFailed(Exception):
 def _main(rank: int, world: int, folder: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
     torch.set_num_threads(1)
+    gc.freeze()  # a collection would copy every page that holds an object of the process this one was forked from
     faulthandler.register(signal.SIGUSR1, Path(f"{folder}/{rank}.stack").open("w"))  # noqa: SIM115 (open until it ends)
     code = 0
     try:
