@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 try:
@@ -27,14 +28,17 @@ _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
 def parameters_of(net: nn.Module) -> list[nn.Parameter]:
-    """The weights as the optimizer knows them.
+    """The weights as the optimizer knows them, always in one order.
 
-    Between a forward and its backward FSDP2 can have gathered ones in their place; they are given up first.
+    Between a forward and its backward a wrapper can have others in their place: FSDP2 gathered ones, which are given up
+    first; FSDP1 with use_orig_params views of those, plain tensors.
     """
     for module in net.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-    return list(net.parameters())
+    handles = [unit._handle for unit in FullyShardedDataParallel.fsdp_modules(net)]
+    originals = [p for handle in handles if handle is not None for p in handle.flat_param._params or ()]
+    return list(dict.fromkeys([*originals, *(p for p in net.parameters() if type(p) is not Tensor)]))
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -103,7 +107,7 @@ def see(net: nn.Module) -> Seen:
     return Seen(
         weights_of(net),
         checksum(net.buffers()),
-        tuple(parameter.requires_grad for parameter in net.parameters()),
+        tuple(parameter.requires_grad for parameter in parameters_of(net)),
         tuple(
             f"{module.active_adapters}{module.disable_adapters}"
             for module in net.modules()

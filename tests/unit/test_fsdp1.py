@@ -12,7 +12,7 @@ from support.held_more import figures, held_while_pending, objects, odd
 from torch import nn
 from torch.distributed.fsdp import CPUOffload
 
-from leangrpo_core import fsdp1
+from leangrpo_core import fsdp1, guard
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -106,6 +106,43 @@ def test_held_while_a_native_forward_is_pending() -> None:
 def test_nothing_piles_up(orig: bool, precision: str) -> None:
     counts = ranks.run(objects, 2, Case("FULL_SHARD", orig, precision=precision))[0]
     assert len({*counts[1:3], *counts[4:]}) == 1, counts
+
+
+def seen_as(rank: int, world: int, cases: list[Case]) -> list[list[bool]]:
+    """Before, within, and after a native pass, and after a step: whether the weights are seen as they were before."""
+    warnings.simplefilter("ignore")
+    found = []
+    for case in cases:
+        net = wrap(case, build(case))
+        x, t, a, b = samples(case, rank, 0)[0]
+        optimizer, first = torch.optim.SGD(net.parameters(), lr=0.1), guard.see(net)
+        same = []
+
+        def look(net: nn.Module = net, first: guard.Seen = first, same: list[bool] = same) -> None:
+            same.append(guard.see(net) == first)
+
+        look()
+        result = net(x, t)
+        look()
+        backward(result, a, b)
+        look()
+        optimizer.step()
+        look()
+        found.append(same)
+    return found
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_weights_are_the_same_ones_within_a_native_pass(world: int) -> None:
+    """A graph is compared with the weights when it is used, which may be between a native forward and its backward."""
+    cases = [
+        Case(strategy, orig, precision=precision)
+        for strategy in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")
+        for orig in (True, False)
+        for precision in ("", "bf16")
+    ]
+    for found in ranks.run(seen_as, world, cases):
+        assert found == [[True, True, True, False]] * len(cases)
 
 
 def misuse(rank: int, world: int, case: Case) -> list[str]:
