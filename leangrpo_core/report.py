@@ -58,6 +58,9 @@ class Report:
                 fix = "name a folder that can be written"
                 raise LeanError("LG601", f"LEANGRPO_REPORT_DIR: {error}", fix) from error
         self.say(f"{version} {settings.text()} settings={settings.digest()} ranks={agree.world_size()}")
+        if settings.schedule == "retain" and settings.buffers != Settings.buffers:
+            fix = "to use them, set LEANGRPO_SCHEDULE=reweight"
+            self.say(f"buffers={settings.buffers} changes nothing here, since graphs are kept, not gradients: {fix}")
 
     def window(self, window: Window, flush: str) -> None:
         """One line for a window that is over, and its figures for those who read them."""

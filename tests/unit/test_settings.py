@@ -9,6 +9,7 @@ import pytest
 
 from leangrpo_core import settings
 from leangrpo_core.errors import CODES, LeanError
+from leangrpo_core.report import Report
 from leangrpo_tools import config
 
 
@@ -55,6 +56,21 @@ def test_refused_values_name_what_is_allowed(name: str, value: str) -> None:
     with pytest.raises(LeanError, match="LG601") as caught:
         settings.parse({name: value})
     assert settings.ALLOWED[name] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"buffers": "affine"}, True),
+        ({"buffers": "sample"}, False),
+        ({"buffers": "affine", "schedule": "reweight"}, False),
+        ({"buffers": "affine", "schedule": "auto"}, False),
+        ({"buffers": "affine", "schedule": "recompute"}, False),  # the off switch, beside settings that are left as is
+    ],
+)
+def test_buffers_that_nothing_uses_are_said(values: dict[str, str], said: bool, capsys: pytest.CaptureFixture) -> None:
+    Report().start(settings.parse(values), "0")
+    assert ("set LEANGRPO_SCHEDULE=reweight" in capsys.readouterr().out) == said
 
 
 def test_host_memory_is_named_where_it_is_set() -> None:
