@@ -149,7 +149,7 @@ class PypiEntry(_Strict):
 Entry = Annotated[GitEntry | EmbeddedEntry | PypiEntry, Field(discriminator="kind")]
 
 
-class Refused(_Strict):
+class RefusedUpstream(_Strict):
     """An upstream that was read, at these commits, and is left alone, and why."""
 
     url: Annotated[str, AfterValidator(_no_option)]
@@ -163,7 +163,7 @@ class Lock(_Strict):
 
     format: Literal[1]
     upstreams: dict[str, Entry] = Field(min_length=1)
-    refused: dict[str, Refused] = {}
+    refused: dict[str, RefusedUpstream] = {}
 
     def find(self, name: str) -> str:
         """The exact name of an upstream given in any case.

@@ -65,7 +65,7 @@ class RawScript(_Strict):
     warnings: list[str] = []
 
 
-class Refused(_Strict):
+class RefusedScript(_Strict):
     """A training script that the kit leaves alone, and what of it the method cannot take."""
 
     file: RelativePath
@@ -80,7 +80,7 @@ class RawRecipe(_Strict):
     vendor: RelativePath
     families: dict[str, RawFamily] = {}
     scripts: dict[str, RawScript] = Field(min_length=1)
-    refused: dict[str, Refused] = {}
+    refused: dict[str, RefusedScript] = {}
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Recipe:
     scripts: dict[str, Script]
     sha256: str
     vendored: bool = True
-    refused: dict[str, Refused] = field(default_factory=dict)
+    refused: dict[str, RefusedScript] = field(default_factory=dict)
 
     def without_vendor(self) -> Recipe:
         """The same edits, but the runtime is imported from an installed ``leangrpo_core`` instead of a copy."""

@@ -63,8 +63,8 @@ def _start(job: dict[str, Any], out: Path) -> None:
     sys.argv = [str(target), *job["argv"]]
 
     from leangrpo_tools.rehearsal import shims, stubs
+    from leangrpo_tools.rehearsal.interleave import Turns
     from leangrpo_tools.rehearsal.recorder import Recorder, StopRehearsal
-    from leangrpo_tools.rehearsal.turns import Turns
 
     # Collectives wait longer than the watchdog, which says more than their time-out would.
     shims.install(config.precision, Path(job["store"]), job["timeout_s"] + 60)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from leangrpo_tools.rehearsal.turns import Turns
+from leangrpo_tools.rehearsal.interleave import Turns
 
 COLLECTIVES = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "all_gather_into_tensor": "all_gather",

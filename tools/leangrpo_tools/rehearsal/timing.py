@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from leangrpo_tools.rehearsal import compare, planned, turns
+from leangrpo_tools.rehearsal import compare, interleave, planned
 from leangrpo_tools.rehearsal.base import Config, Script
 from leangrpo_tools.rehearsal.client import RankExit
 from leangrpo_tools.rehearsal.rehearse import check, find_script, full_name
@@ -199,16 +199,16 @@ def _in_turn(
         if assets is None:
             stage.prepare()
             assets = stage.assets
-    mine = turns.order({name: config.updates // config.updates_per_rollout for name, config in chosen.items()})
+    mine = interleave.order({name: config.updates // config.updates_per_rollout for name, config in chosen.items()})
     file = session.folder() / "turn"
-    turns.give(file, 0)
+    interleave.give(file, 0)
 
     def run(name: str) -> list[RankExit]:
         tree = native if name == "native" else patched
         taken = {"file": str(file), "mine": mine[name]}
         exits = stages[name].run(_variant(name), tree, chosen[name].updates, turns=taken)
         if any(item.code != 0 for item in exits):
-            turns.give(file, turns.STOP)  # the others wait for a turn that will not be over
+            interleave.give(file, interleave.STOP)  # the others wait for a turn that will not be over
         return exits
 
     with ThreadPoolExecutor(len(stages)) as threads:
