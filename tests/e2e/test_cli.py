@@ -96,6 +96,61 @@ def test_exit_codes(call, kit) -> None:
     assert status == 0 and out.startswith("LG603: ") and "lean.flush" in out
 
 
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["apply-patch"], "Missing argument 'NAME'"),
+        (["apply-patch", "mini", "--bogus"], "No such option: --bogus"),
+        (["bench-patch", "mini"], "Missing option '--script'"),
+        (["diff-patch", "mini", "more"], "unexpected extra argument"),
+        (["revert-patch", "mini", "--json"], "'--json' requires an argument"),
+        (["verify-patch", "mini", "--script", "train", "--ranks", "0"], "Invalid value for '--ranks'"),
+        (["verify-patch", "mini", "--script", "train", "--ranks", "two"], "Invalid value for '--ranks'"),
+        (["leangrpo", "nonsense"], "No such command 'nonsense'"),
+        (["leangrpo", "explain"], "Missing argument 'CODE'"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense(call, argv: list[str], says: str) -> None:
+    status, out, err = call(*argv)
+    assert (status, out) == (2, "") and err.startswith("error LG121: ") and says in err.splitlines()[0]
+    assert "\ncause: " in err and "\nfix: " in err and f"{argv[0]} " in err and "--help" in err
+    assert call("leangrpo", "explain", "LG121")[0] == 0
+
+
+def test_no_command_at_all_shows_the_help(call) -> None:
+    status, out, err = call("leangrpo")
+    assert status in (0, 2) and "Commands" in out + err and "LG121" not in err  # by the parser's version
+
+
+def test_a_source_that_is_not_needed_is_named(call, kit) -> None:
+    source = ("--source", str(kit.upstream))
+    assert "notice: --source" not in call("apply-patch", "DanceGRPO", "a", *source)[1]
+    _, out, _ = call("apply-patch", "DanceGRPO", "b", *source)
+    (line,) = [line for line in out.splitlines() if "--source" in line]
+    assert line.startswith("notice: --source was not used: ") and "in the cache already" in line
+    assert "in the cache already" in call("apply-patch", "DanceGRPO", "c", "--dry-run", *source)[2]
+    assert "b is a checkout at the pin already" in call("apply-patch", "DanceGRPO", "b", *source)[1]
+    assert "mini comes with the kit" in call("apply-patch", "mini", "d", *source)[1]
+    bundle = call("leangrpo", "bundle", "DanceGRPO", "--output", "x.bundle", *source)
+    assert bundle[0] == 0 and "notice: --source was not used: " in bundle[1]
+    status, _, err = call("verify-patch", "DanceGRPO", "--script", "nothing", *source)
+    assert status == 2 and "notice: --source was not used: " in err and "error LG203" in err
+    status, _, err = call("bench-patch", "DanceGRPO", "--script", "flux", "--tree", "a", *source)
+    assert status == 2 and "error LG103" in err
+
+
+def test_no_git_on_this_machine() -> None:
+    """GitPython has advice of its own, about variables that this kit does not read."""
+    code = "import sys; from leangrpo_tools import cli; sys.argv = ['apply-patch', 'mini']; cli.apply_patch()"
+    for more in ({}, {"GIT_PYTHON_REFRESH": "quiet"}):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PATH": "/nowhere", **more}, capture_output=True, text=True
+        )
+        first, cause, fix = done.stderr.splitlines()
+        assert done.returncode == 3 and first.startswith("error LG110: git cannot be run: ")
+        assert cause == "cause: git is not installed" and fix.startswith("fix: install git")
+
+
 def test_a_tree_of_the_users_own(call, clone) -> None:
     file, other = "fastvideo/train_grpo_flux.py", "fastvideo/train_grpo_wan_2_1.py"
     (clone / file).rename(clone / "fastvideo/ours.py")

@@ -13,6 +13,7 @@ from leangrpo_tools.apply import apply
 from leangrpo_tools.check import check
 from leangrpo_tools.diff import diff
 from leangrpo_tools.errors import KitError
+from leangrpo_tools.rehearsal.trees import export
 from leangrpo_tools.revert import revert
 
 FILE = "fastvideo/train_grpo_flux.py"
@@ -194,9 +195,28 @@ def test_a_damaged_state_file(clone) -> None:
 
 def test_another_upstream(clone) -> None:
     apply("DanceGRPO", tree=clone)
+    for scripts in ([], ["flux"]):  # mini has no script of that name
+        with pytest.raises(KitError) as caught:
+            apply("mini", tree=clone, scripts=scripts)
+        assert caught.value.code == "LG310" and "is patched for DanceGRPO" in caught.value.what
+    with pytest.raises(KitError) as caught:
+        export(clone, clone.parent / "copies", "train", upstream="mini")
+    assert caught.value.code == "LG310" and not (clone.parent / "copies").exists()
+
+
+def test_the_tree_of_another_upstream_is_named(clone) -> None:
+    """Before any patch: by the files that are there."""
+    before = snapshot(clone)
+    for scripts, partial in ((None, False), (["flux"], False), (None, True)):
+        with pytest.raises(KitError) as caught:
+            apply("mini", tree=clone, scripts=scripts, allow_partial=partial)
+        assert caught.value.code == "LG310" and snapshot(clone) == before
+        assert "looks like DanceGRPO, not mini" in caught.value.what
+        assert caught.value.fix == f"apply-patch DanceGRPO --tree {clone}"
+    (clone / "mini_grpo").mkdir()  # something of mini's own: nothing is said of another upstream
     with pytest.raises(KitError) as caught:
         apply("mini", tree=clone)
-    assert caught.value.code == "LG310"
+    assert caught.value.code == "LG306"
 
 
 def test_what_is_no_tree(kit, clone) -> None:
@@ -361,13 +381,6 @@ def test_strict_pin(kit, clone) -> None:
         apply("DanceGRPO", "made", strict_pin=True)
 
 
-def test_a_copy_without_the_kits_folder(clone) -> None:
-    apply("DanceGRPO", tree=clone)
-    shutil.rmtree(clone / ".leangrpo")
-    result = check(clone)
-    assert result.exit_code == 1 and "fastvideo/_leangrpo is there, but .leangrpo is not" in result.problems[0]
-
-
 @pytest.mark.parametrize("damage", ["removed", "changed"])
 def test_check_sees_that_the_texts_from_before_are_lost(clone, damage: str) -> None:
     shutil.rmtree(clone / ".git")
@@ -377,13 +390,6 @@ def test_check_sees_that_the_texts_from_before_are_lost(clone, damage: str) -> N
         text.unlink() if damage == "removed" else text.write_bytes(text.read_bytes() + b"x")
     result = check(clone)
     assert result.exit_code == 1 and f"{FILE}: its text from before the patch is lost" in "\n".join(result.problems)
-
-
-def test_check_names_a_state_file_that_is_gone(clone) -> None:
-    apply("DanceGRPO", tree=clone)
-    (clone / ".leangrpo/state.json").unlink()
-    (problem,) = check(clone).problems
-    assert ".leangrpo/state.json is not, which says what was patched" in problem
 
 
 def test_check(clone) -> None:

@@ -270,8 +270,9 @@ def test_installed_packages(site: Path) -> None:
     assert not [path for path in looked_at if path.startswith(str(site / "other"))]
     assert contents(site) == {name: item[:2] for name, item in before.items()}
     shutil.copytree(exported.patched / "toy_trainer/_leangrpo", site / "toy_trainer/_leangrpo")
-    with opened() as looked_at:
-        assert "is there, but .leangrpo is not" in check(site).problems[0]
+    with opened() as looked_at, pytest.raises(KitError) as caught:
+        check(site)
+    assert caught.value.code == "LG308"
     assert str(site / "other") not in looked_at
 
 

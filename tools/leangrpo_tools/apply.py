@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from leangrpo_tools import __version__, fetch, journal, lock, patchplan, pin, snapshot, vendor
+from leangrpo_tools import __version__, fetch, journal, lock, lookalike, patchplan, pin, snapshot, vendor
 from leangrpo_tools import bundle as bundles
 from leangrpo_tools import recipe as recipes
 from leangrpo_tools import state as states
@@ -102,7 +102,9 @@ def apply(
     locked = lock.load()
     upstream = locked.find(name)
     recipe = recipes.load(upstream)
-    wish = Wish(parse(recipe, scripts or [], script_as, anchors), dry_run, allow_partial, strict_pin, vendored)
+    with lookalike.named(upstream, Path(tree or dest or upstream)):
+        choices = parse(recipe, scripts or [], script_as, anchors)
+    wish = Wish(choices, dry_run, allow_partial, strict_pin, vendored)
     if tree is not None:
         if dest is not None or source is not None or bundle is not None:
             raise KitError("LG103", "--tree goes with none of DEST, --source and --bundle", fix="leave them out")
@@ -116,17 +118,22 @@ def apply(
         bundles.use(Path(bundle), upstream, entry)
     fresh = not _ours(folder)
     if fresh:
+        unused = fetch.unused(upstream, entry, source)
         if dry_run:
             with tempfile.TemporaryDirectory(prefix="leangrpo-") as temp:
                 fetch.checkout(upstream, entry, Path(temp) / "tree", source)
                 seconds = time.monotonic() - start
                 result = _patch(Tree(Path(temp) / "tree"), recipe, wish, entry)
                 result.dest, result.fetch_seconds = folder, seconds
+                result.notices += unused
                 return result
         fetch.checkout(upstream, entry, folder, source)
+    else:
+        unused = [f"--source was not used: {folder} is a checkout at the pin already"] if source else []
     seconds = time.monotonic() - start
     result = _patch(Tree(folder), recipe, wish, entry)
     result.fetch_seconds = seconds
+    result.notices += unused
     if fresh and isinstance(entry, lock.GitEntry):
         missing = [path for path in entry.exclude if not (folder / path).exists()]
         if missing:
@@ -149,7 +156,7 @@ def _ours(folder: Path) -> bool:
 
 
 def _patch(tree: Tree, recipe: Recipe, wish: Wish, entry: lock.Entry) -> ApplyResult:
-    with nullcontext() if wish.dry_run else tree.lock():
+    with lookalike.named(recipe.upstream, tree.root), nullcontext() if wish.dry_run else tree.lock():
         return _patch_alone(tree, recipe, wish, entry)
 
 

@@ -71,6 +71,7 @@ def make(name: str, output: Path, source: str | None = None) -> BundleResult:
     locked = lock.load()
     upstream = locked.find(name)
     entry = locked.upstreams[upstream]
+    notices = fetch.unused(upstream, entry, source)
     members = {KIT + path: file.read_bytes() for path, file in _kit_files().items()}
     members["__main__.py"] = MAIN.encode()
     if isinstance(entry, GitEntry):
@@ -96,7 +97,7 @@ def make(name: str, output: Path, source: str | None = None) -> BundleResult:
             temp.replace(output)
         finally:
             temp.unlink(missing_ok=True)
-    return BundleResult(upstream, output, output.stat().st_size, len(members) + 1)
+    return BundleResult(upstream, output, output.stat().st_size, len(members) + 1, notices)
 
 
 def use(file: Path, upstream: str, entry: Entry) -> None:

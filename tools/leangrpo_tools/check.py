@@ -49,14 +49,14 @@ class CheckResult:
 
 
 def check(dest: Path) -> CheckResult:
-    """Look at a tree. Raises LG301 if it is no folder."""
+    """Look at a tree. Raises LG301 if it is no folder, LG308 if its state is lost."""
     tree = Tree(dest)
     state = states.load(tree)
     result = CheckResult(tree.root, interrupted=journal.pending(tree))
     if result.interrupted:
         result.problems.append("an earlier run was interrupted; the next apply-patch or revert-patch completes it")
     if state is None:
-        result.problems.append(_unknown(tree))
+        result.problems.append("not patched")
         return result
     result.patched, result.upstream, result.kit, result.scripts = True, state.upstream, state.kit, state.scripts
     recipe = recipes.load(state.upstream) if state.upstream in lock.load().upstreams else None
@@ -75,19 +75,6 @@ def check(dest: Path) -> CheckResult:
         if item.before is not None and not store.has(tree, item.before, name, state.base)
     ]
     return result
-
-
-def _unknown(tree: Tree) -> str:
-    marks = list(tree.root.glob(f"*/_leangrpo/{vendor.MARKER}"))
-    if not marks:
-        return "not patched"
-    where = marks[0].parent.relative_to(tree.root)
-    if tree.kit.is_dir():
-        return (
-            f"{where} is there, but {states.path(tree).relative_to(tree.root)} is not, which says what was patched: "
-            f"restore it, or start from a fresh checkout"
-        )
-    return f"{where} is there, but {tree.kit.name} is not: a copy of a patched tree without the kit's folder"
 
 
 def _file(tree: Tree, state: State, name: str) -> str:

@@ -10,7 +10,10 @@ import typer
 
 from leangrpo_tools.cliargs import Json, Name, Source, Target
 from leangrpo_tools.clirehearsal import bench_command, verify_command
+from leangrpo_tools.errors import KitError
 
+USAGE: Any = typer.BadParameter.__bases__[0]
+"""The parser's error for a command line: typer has it from click, or from a copy of its own."""
 SETTINGS: dict[str, Any] = {"context_settings": {"help_option_names": ["-h", "--help"]}}
 APP: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None, "pretty_exceptions_enable": False}
 
@@ -259,6 +262,26 @@ COMMANDS = {
 }
 
 
+def _run(app: typer.Typer) -> None:
+    """Run a command; what it cannot make sense of becomes LG121, with the parser's exit status."""
+    try:
+        raise SystemExit(app(standalone_mode=False))
+    except USAGE as err:
+        if type(err).__name__ == "NoArgsIsHelpError":  # no mistake: it has the help's text
+            err.show()
+            raise SystemExit(err.exit_code) from None
+        path = err.ctx.command_path if err.ctx else Path(sys.argv[0]).name
+        usage = err.ctx.get_usage() + "; " if err.ctx else ""
+        problem = KitError(
+            "LG121",
+            err.format_message().rstrip("."),
+            cause="a typing error, or something that another command or version of the kit takes",
+            fix=f"{usage}{path} --help says more",
+        )
+        print(problem, file=sys.stderr)
+        raise SystemExit(err.exit_code) from None
+
+
 def umbrella() -> typer.Typer:
     """``leangrpo`` with every verb."""
     app = typer.Typer(**APP, **SETTINGS, no_args_is_help=True, help="Patch diffusion-RL training repositories.")
@@ -270,12 +293,12 @@ def umbrella() -> typer.Typer:
 def _alone(verb: str) -> None:
     app = typer.Typer(**APP)
     app.command(**SETTINGS)(COMMANDS[verb])
-    app()
+    _run(app)
 
 
 def leangrpo() -> None:
     """Entry point."""
-    umbrella()()
+    _run(umbrella())
 
 
 def apply_patch() -> None:

@@ -74,6 +74,10 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "The upstream was read, and hardly a forward of its updates repeats one of the rollout under the same weights.",
         "The message says which, and how many. Train with upstream's own code.",
     ),
+    "LG121": (
+        "An option that the command does not have, a value that it does not take, or one missing; a typing error.",
+        "COMMAND --help lists them. Options begin with two dashes; a name that begins with a dash goes behind --.",
+    ),
     "LG120": ("A typing error, or a code of a newer version of the kit.", "Codes look like LG201."),
     "LG201": (
         "The file differs from the pinned commit where the patch goes: a call was renamed, removed or doubled. The "
@@ -112,8 +116,8 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "Train it as it is. The other scripts of the upstream can be patched beside it; leangrpo list names them.",
     ),
     "LG301": (
-        "The folder does not exist, was never patched, was reverted, or its .leangrpo folder was deleted.",
-        "leangrpo check FOLDER says which. A copy of a patched tree needs .leangrpo, too.",
+        "The folder does not exist, was never patched, or was reverted.",
+        "ls -d FOLDER; leangrpo status FOLDER. apply-patch NAME --tree FOLDER patches it.",
     ),
     "LG302": (
         "You edited lines that the patch put there, or lines beside them, and now the patch changes or goes. Your "
@@ -134,19 +138,24 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "repository.",
     ),
     "LG307": (
-        "The folder for the runtime exists: an earlier patch whose .leangrpo was deleted, or a folder of your own.",
+        "The folder for the runtime exists: a folder of your own, or files of an earlier patch that you edited.",
         "Remove or rename it.",
     ),
     "LG308": (
-        "The files under .leangrpo are damaged, or were written by a newer version of the kit.",
-        "Update the kit. Texts from before the patch are in .leangrpo/store, named by their sha256, and in git under "
+        "The files under .leangrpo, which say what was patched, are gone or damaged, or were written by a newer "
+        "version of the kit; a copy of a patched tree needs .leangrpo, too. Nothing was changed.",
+        "Update the kit, or restore .leangrpo. Otherwise the message has the commands that put the files back as they "
+        "were: texts from before the patch are in .leangrpo/store, named by their sha256, and in git under "
         "refs/leangrpo/base.",
     ),
     "LG309": (
         "A run was interrupted halfway, and files were edited before the next one could complete it.",
         "Move the edited files aside, run the same command again, then put your edits back.",
     ),
-    "LG310": ("The tree is patched for another upstream.", "revert-patch it first, or choose another folder."),
+    "LG310": (
+        "The tree is patched for another upstream, or has files of another one and nothing that only this one has.",
+        "Name the upstream that the message names. To change it in a patched tree, revert-patch first.",
+    ),
     "LG311": (
         "--script-as takes SCRIPT=FILE with a path inside the tree, once per script; a script that is patched already "
         "keeps its file.",

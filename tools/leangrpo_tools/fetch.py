@@ -61,6 +61,21 @@ def cached(name: str, entry: GitEntry | PypiEntry) -> bool:
     return _stamp(_cache(name), entry).is_file()
 
 
+def unused(name: str, entry: Entry, source: str | None) -> list[str]:
+    """A notice for a source that :func:`checkout` would not fetch from, ask before it; else nothing.
+
+    A pinned commit is the same wherever it comes from, so there is nothing to gain from reading it again.
+    """
+    if source is None or (isinstance(entry, PypiEntry) and "://" not in source):  # a wheel that is named is compared
+        return []
+    if isinstance(entry, EmbeddedEntry):
+        return [f"--source was not used: {name} comes with the kit"]
+    if not cached(name, entry):
+        return []
+    where = registry.kept(entry) if isinstance(entry, PypiEntry) else _cache(name)
+    return [f"--source was not used: {entry.pin} is in the cache already, checked by its hash ({where})"]
+
+
 def _cache(name: str) -> Path:
     return data.cache_dir() / "upstreams" / f"{name}.git"
 

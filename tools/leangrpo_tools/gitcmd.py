@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,7 @@ LOCAL = (
     "GIT_EXTERNAL_DIFF",
     "GIT_CONFIG_PARAMETERS",
     "GIT_CONFIG_COUNT",
+    "GIT_PYTHON_GIT_EXECUTABLE",  # GitPython would try it out, though only the git of PATH is used
 )
 BASE_REF = "refs/leangrpo/base"
 """The tree before the patch."""
@@ -76,8 +78,13 @@ class Git:
     def __init__(self, folder: Path, *, isolated: bool = False, offline: bool = False) -> None:
         try:
             import git as gitpython
-        except ImportError as err:
-            raise no_git(str(err)) from err
+        except ModuleNotFoundError as err:
+            raise KitError(
+                "LG110", "git cannot be run: the Python package GitPython is missing",
+                cause="an incomplete installation of the kit", fix="pip install gitpython",
+            ) from err  # fmt: skip
+        except ImportError as err:  # it tries git out
+            raise no_git() from err
         self.folder = folder
         self._git = gitpython.Git(str(folder))
         self._not_found = gitpython.GitCommandNotFound
@@ -128,7 +135,7 @@ class Git:
                     self.command(*args), istream=feed, as_process=True, env=self._env, universal_newlines=True
                 )
             except self._not_found as err:
-                raise no_git(str(err)) from err
+                raise no_git() from err
             handle_process_output(process, None, heard, finalizer=None, decode_streams=False)
             status = process.proc.wait()  # type: ignore[union-attr]
         if status:
@@ -149,13 +156,17 @@ class Git:
                     env=self._env | env,
                 )
             except self._not_found as error:
-                raise no_git(str(error)) from error
+                raise no_git() from error
         assert isinstance(out, bytes)
         return int(status), out, err if isinstance(err, str) else err.decode("utf-8", "replace")
 
 
-def no_git(detail: str) -> KitError:
+def no_git() -> KitError:
     """The error for a machine without a working git."""
+    found = shutil.which("git")
     return KitError(
-        "LG110", f"git cannot be run: {detail}", cause="git is not installed", fix="install git 2.25 or newer"
+        "LG110",
+        f"git cannot be run: {found + ' does not start' if found else 'no folder of PATH holds one that may be run'}",
+        cause="git is installed, but damaged or not meant for this machine" if found else "git is not installed",
+        fix="install git 2.25 or newer (Debian, Ubuntu: apt-get install git); git --version must work",
     )

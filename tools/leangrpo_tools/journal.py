@@ -17,6 +17,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from leangrpo_tools import lost
 from leangrpo_tools.config import DEFAULTS
 from leangrpo_tools.disk import guard_disk
 from leangrpo_tools.errors import KitError
@@ -133,6 +134,8 @@ def _read(tree: Tree) -> Journal:
 
 def _discard(tree: Tree) -> str | None:
     """Remove what a run left that was interrupted before its change was decided."""
+    if lost.is_lost(tree):
+        return None  # the store may be all that there is of the earlier texts
     no_state = not (tree.kit / "state.json").exists()
     left = [
         item

@@ -122,7 +122,7 @@ def _vendor(tree: Tree, recipe: Recipe, state: State | None, plan: Plan) -> None
         raise KitError(
             "LG307",
             f"{recipe.vendor} exists already",
-            cause="an earlier patch whose .leangrpo folder was deleted, or a folder of your own",
+            cause="a folder of your own, or files of an earlier patch that were edited",
             fix=f"remove or rename {folder}",
         )
     for name, content in fresh.items():

@@ -37,7 +37,7 @@ def get(name: str, entry: PypiEntry, source: str | None = None) -> bytes:
 def cached(entry: PypiEntry) -> bytes | None:
     """The wheel in the cache; None if it is absent or damaged."""
     try:
-        content = _kept(entry).read_bytes()
+        content = kept(entry).read_bytes()
     except OSError:
         return None
     return content if hashlib.sha256(content).hexdigest() == entry.sha256 else None
@@ -61,24 +61,25 @@ def _put(entry: PypiEntry, content: bytes, source: str) -> None:
         temp = _beside(entry)
         try:
             (temp / "wheel").write_bytes(content)
-            os.replace(temp / "wheel", _kept(entry))
+            os.replace(temp / "wheel", kept(entry))
         finally:
             remove_tree(temp)
 
 
-def _kept(entry: PypiEntry) -> Path:
+def kept(entry: PypiEntry) -> Path:
+    """Where the cache has the wheel, if it has it."""
     return data.cache_dir() / "wheels" / entry.filename
 
 
 def _alone(entry: PypiEntry) -> AbstractContextManager[None]:
     """Keeps two runs from filling the cache at the same time."""
-    return exclusive(_kept(entry).with_name(entry.filename + ".lock"))
+    return exclusive(kept(entry).with_name(entry.filename + ".lock"))
 
 
 def _beside(entry: PypiEntry) -> Path:
     """An empty folder on the cache's disk."""
-    _kept(entry).parent.mkdir(parents=True, exist_ok=True)
-    return part(_kept(entry))
+    kept(entry).parent.mkdir(parents=True, exist_ok=True)
+    return part(kept(entry))
 
 
 def _from_path(source: str, entry: PypiEntry) -> bytes:

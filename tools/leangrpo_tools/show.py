@@ -117,7 +117,7 @@ def applied(result: Any) -> str:
 
 def bundled(result: Any) -> str:
     """``leangrpo bundle``."""
-    return (
+    return "".join(f"notice: {text}\n" for text in result.notices) + (
         f"{result.upstream} and the kit are in {result.file} ({result.bytes / 1e6:.1f} MB)\n"
         f"next, on the other machine: apply-patch {result.upstream} --bundle {result.file.name}"
     )

@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from leangrpo_tools import lost
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.tree import Tree, sha256
 
@@ -64,10 +65,17 @@ def path(tree: Tree) -> Path:
 
 
 def load(tree: Tree) -> State | None:
-    """The state of a tree, or None if it is not patched. Raises LG308 for a damaged or newer state file."""
+    """The state of a tree, or None if it is not patched. Raises LG308 for a lost, damaged or newer state file."""
     try:
         text = path(tree).read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError) as err:
+        if lost.is_lost(tree):
+            raise KitError(
+                "LG308",
+                f"{tree.root} is patched, but {path(tree)} is gone, which says what was patched; nothing was changed",
+                cause=f"it was deleted, or this is a copy of a patched tree without {tree.kit.name}",
+                fix=lost.way_out(tree),
+            ) from err
         return None
     except (OSError, UnicodeDecodeError) as err:
         raise _unreadable(tree, str(err)) from err
@@ -115,7 +123,7 @@ def missing(tree: Tree, state: State) -> list[str]:
 def _unreadable(tree: Tree, detail: str) -> KitError:
     return KitError(
         "LG308",
-        f"{path(tree)} cannot be used: {detail}",
-        cause="written by a newer version of the kit, or damaged",
-        fix=f"update the kit; the earlier texts are in {tree.kit / 'store'}, by their hash",
+        f"{path(tree)} cannot be used: {detail}; nothing was changed",
+        cause="written by a newer version of the kit, or damaged: what was patched, and how, is not known",
+        fix=f"if a newer kit wrote it, use that one; else {lost.way_out(tree)}",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,11 +30,12 @@ def measure(name: str = "", script: str = "", say: Callable[[str], None] = lambd
         KitError: LG401 where a script cannot be rehearsed here, or does not match; others as `apply`.
     """
     wanted = list(scripts(name, script))
-    with tempfile.TemporaryDirectory(prefix="leangrpo-support-") as folder, Session() as session:
+    with Session() as session:
+        folder = session.folder()
         trees: dict[str, Path] = {}
         for upstream, item in wanted:
             if upstream not in trees:
-                trees[upstream] = Path(folder) / upstream
+                trees[upstream] = folder / upstream
                 apply(upstream, trees[upstream])
             figures: dict[str, Any] = {"launch": _launches(upstream, item, trees[upstream])}
             if item.rehearsal:

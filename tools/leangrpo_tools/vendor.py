@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from leangrpo_tools import __version__, data
+from leangrpo_tools.lost import VENDORED
 from leangrpo_tools.recipe import Recipe
 from leangrpo_tools.tree import Content
-
-MARKER = "VENDORED.txt"
 
 
 def files(recipe: Recipe) -> dict[str, Content]:
@@ -20,4 +19,4 @@ def files(recipe: Recipe) -> dict[str, Content]:
         if "__pycache__" not in item.parts
     }
     text = f"leangrpo-kit {__version__}\nCopied here by apply-patch; revert-patch removes it. Do not edit.\n"
-    return {**found, f"{folder}/{MARKER}": Content(text.encode(), 0o644)}
+    return {**found, f"{folder}/{VENDORED}": Content(text.encode(), 0o644)}

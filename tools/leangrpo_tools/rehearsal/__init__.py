@@ -153,6 +153,8 @@ def _both_trees(
     name: str, script: str, tree: Path | str | None, source: str | None, session: Session | None
 ) -> Iterator[tuple[Session, Trees, Callable[[str], None]]]:
     """A session, the untouched and the patched tree of a script, and somebody to tell what happens."""
+    if tree is not None and source is not None:
+        raise KitError("LG103", "--tree does not go with --source", fix="leave one of them out")
     # torch comes with these; `--help` and usage errors do without.
     from leangrpo_tools.rehearsal import session as sessions
     from leangrpo_tools.rehearsal import trees
@@ -162,16 +164,18 @@ def _both_trees(
         say = stack.enter_context(_progress())
         folder = shared.folder()
         if tree is None:
+            from leangrpo_tools import fetch, lock
             from leangrpo_tools.apply import apply
 
+            upstream = lock.load().find(name)
+            for notice in fetch.unused(upstream, lock.load().upstreams[upstream], source):
+                print(f"notice: {notice}", file=sys.stderr)
             say(f"patching a fresh checkout of {name}")
             root = folder / "checkout"
-            apply(name, root, source=source, scripts=[script])
+            apply(upstream, root, source=source, scripts=[script])
         else:
             root = Path(tree)
-        found = trees.export(root, folder, script)
-        if found.upstream.lower() != name.lower():
-            raise KitError("LG310", f"{root} is patched for {found.upstream}, not {name}", fix="name that upstream")
+        found = trees.export(root, folder, script, upstream=name)
         try:
             yield shared, found, say
         except KitError as error:

@@ -43,8 +43,9 @@ def main() -> None:
             _reap(children, events)
     finally:
         for pid in children:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)  # from here on it writes nothing more
 
 
 def _serve(command: dict[str, Any], children: dict[int, tuple[str, int]], events: Any) -> None:

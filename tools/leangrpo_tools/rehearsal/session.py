@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import tempfile
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 from leangrpo_tools.rehearsal.base import Config
 from leangrpo_tools.rehearsal.client import ForkServer
 from leangrpo_tools.rehearsal.compare import Run
+from leangrpo_tools.rehearsal.scratch import Scratch
 
 
 @dataclasses.dataclass
@@ -27,11 +28,17 @@ class Native:
 
 
 class Session:
-    """A fork server, a scratch folder, and native runs by what they depend on. Use as a context manager."""
+    """A fork server, a scratch folder, and native runs by what they depend on. Use as a context manager: then a polite
+    signal to end cleans up, too.
+
+    `root` is a folder of the caller's own, which stays. A scratch folder stays if `keep` is set.
+    """
 
     def __init__(self, root: Path | None = None) -> None:
-        self.root = root or Path(tempfile.mkdtemp(prefix="leangrpo-verify-"))
-        self.keep = root is not None
+        self._scratch = None if root else Scratch()
+        self.root = self._scratch.path if self._scratch else Path(root or "")
+        self.keep = False
+        self._replaced: dict[int, Any] = {}
         self.native: dict[tuple[Any, ...], Native] = {}
         self._server: ForkServer | None = None
         self._count = 0
@@ -55,14 +62,28 @@ class Session:
         if self._server is not None:
             self._server.close()
             self._server = None
-        if not self.keep:
-            shutil.rmtree(self.root, ignore_errors=True)
+        if self._scratch is not None:
+            self._scratch.close(keep=self.keep)
+            self._scratch = None
 
     def __enter__(self) -> Session:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    self._replaced[number] = signal.signal(number, _end)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        try:
+            self.close()
+        finally:
+            for number, handler in self._replaced.items():
+                signal.signal(number, handler)
+
+
+def _end(number: int, _: object) -> None:
+    """End as the shell reports a process that the signal has killed, by way of what there is to clean up."""
+    raise SystemExit(128 + number)
 
 
 def native_key(module: str, tree: Path, config: Config, stand_ins: tuple[str, ...] = ()) -> tuple[Any, ...]:

@@ -27,15 +27,20 @@ class Trees:
     notes: list[str]
 
 
-def export(root: Path, folder: Path, script: str) -> Trees:
+def export(root: Path, folder: Path, script: str, *, upstream: str | None = None) -> Trees:
     """Copies the patched tree at `root` below `folder`, twice, and takes the patch out of one copy.
 
     Both copies hold the working tree's files as they are now, the user's edits of other files included. Raises LG301
-    for a tree that is not patched, LG203 for a script that the patch does not cover, LG401 for one that the kit cannot
-    rehearse.
+    for a tree that is not patched, LG310 if it is patched for another upstream than the one meant (in any case), LG203
+    for a script that the patch does not cover, LG401 for one that the kit cannot rehearse.
     """
     tree = Tree(root)
     state = states.require(tree)
+    if upstream is not None and upstream.lower() != state.upstream.lower():
+        raise KitError(
+            "LG310", f"{root} is patched for {state.upstream}, not {upstream}",
+            cause="the name does not go with the tree", fix=f"name {state.upstream}, or another tree",
+        )  # fmt: skip
     found = recipes.load(state.upstream).find(script)
     if found.name not in state.scripts:
         raise KitError(
