@@ -36,7 +36,12 @@ ALL = ("native", "native-again", "patched", "control")
 
 @pytest.mark.parametrize(
     ("precision", "checkpointing", "ema", "per_rollout"),
-    [("bf16", False, False, 1), ("bf16", True, True, 2), ("fp32", False, True, 1), ("fp32", True, False, 2)],
+    [
+        ("bf16", True, True, 2),
+        ("fp32", False, True, 1),
+        pytest.param("bf16", False, False, 1, marks=wide),
+        pytest.param("fp32", True, False, 2, marks=wide),
+    ],
 )
 def test_flux_on_one_rank_is_bitwise(
     bench: Bench, precision: str, checkpointing: bool, ema: bool, per_rollout: int
@@ -129,7 +134,7 @@ def test_flux_on_two_ranks_with_late_reductions(bench: Bench) -> None:
     assert reductions(report) == (2 * 72, 2 * 6) and not report.replicas
 
 
-@pytest.mark.parametrize("graphs", [0, 1, 6])
+@pytest.mark.parametrize("graphs", [0, pytest.param(1, marks=wide), 6])
 def test_flux_on_two_ranks_keeps_what_the_budget_allows(bench: Bench, graphs: int) -> None:
     report = bench.rehearse("flux", ranks=2, updates=2, budget_gb=f"{(graphs + 0.5 * bool(graphs)) * GRAPH / 1e9:.9f}")
     assert_ok(report)
@@ -138,7 +143,9 @@ def test_flux_on_two_ranks_keeps_what_the_budget_allows(bench: Bench, graphs: in
     assert [(window["kept"], window["replayed"]) for window in second] == [(graphs, graphs)] * 2
 
 
-@pytest.mark.parametrize(("precision", "checkpointing", "per_rollout"), [("fp32", False, 1), ("bf16", True, 2)])
+@pytest.mark.parametrize(
+    ("precision", "checkpointing", "per_rollout"), [("fp32", False, 1), pytest.param("bf16", True, 2, marks=wide)]
+)
 def test_flux_lora_on_one_rank_is_bitwise(bench: Bench, precision: str, checkpointing: bool, per_rollout: int) -> None:
     report = bench.rehearse(
         "flux_lora", precision=precision, checkpointing=checkpointing, updates=2, updates_per_rollout=per_rollout
@@ -180,9 +187,11 @@ def test_both_halves_of_each_adapter_are_compared(bench: Bench) -> None:
     assert "update 0" in report.problems[0] and "lora_A" in report.problems[0]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_wan_is_bitwise_on_every_rank(bench: Bench, ranks: int, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("precision", "ranks"),
+    [("fp32", 1), ("bf16", 2), pytest.param("fp32", 2, marks=wide), pytest.param("bf16", 1, marks=wide)],
+)
+def test_wan_is_bitwise_on_every_rank(bench: Bench, precision: str, ranks: int) -> None:
     report = bench.rehearse("wan_2_1", ranks=ranks, precision=precision, updates=2, checkpointing=ranks == 1)
     assert_ok(report)
     assert report.bound.bitwise
@@ -208,7 +217,7 @@ def test_wan_on_two_ranks_with_late_reductions(bench: Bench, schedule: str) -> N
     assert "by a stand-in" in report.render() and "sync late" in report.render()
 
 
-@pytest.mark.parametrize(("script", "ranks"), [("flux", 1), ("flux", 2), ("wan_2_1", 2)])
+@pytest.mark.parametrize(("script", "ranks"), [pytest.param("flux", 1, marks=wide), ("flux", 2), ("wan_2_1", 2)])
 def test_recompute_is_bitwise_upstream(bench: Bench, script: str, ranks: int) -> None:
     report = bench.rehearse(script, ranks=ranks, updates=2, schedule="recompute")
     assert_ok(report)
@@ -218,7 +227,7 @@ def test_recompute_is_bitwise_upstream(bench: Bench, script: str, ranks: int) ->
     assert report.peak_held_bytes == 0
 
 
-@pytest.mark.parametrize("call", [2, 7])
+@pytest.mark.parametrize("call", [pytest.param(2, marks=wide), 7])
 def test_other_inputs_on_one_rank_are_recomputed_on_both(bench: Bench, call: int) -> None:
     report = bench.rehearse("flux", fault("other_inputs", *ALL, call=call), ranks=2, updates=1)
     assert_ok(report)
