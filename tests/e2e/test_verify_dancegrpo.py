@@ -17,6 +17,7 @@ from leangrpo_tools.rehearsal.report import Report
 from leangrpo_tools.rehearsal.runs import Injection
 
 pytestmark = [pytest.mark.upstream, pytest.mark.slow]
+wide = pytest.mark.matrix
 FAULTS = Path(__file__).with_name("rehearsal_faults.py")
 GRAPH = 143568
 """Bytes of one kept graph of the tiny FLUX, fp32 without checkpointing; the budget tests only need its order."""
@@ -57,9 +58,6 @@ def test_flux_on_one_rank_is_bitwise(
     assert report.forwards["patched"].no_grad == [(24 - kept) * rollouts]
     assert report.forwards["patched"].grad == [12 * rollouts]
     assert [window["kept"] for window in report.windows[0]] == [kept] * rollouts
-
-
-wide = pytest.mark.matrix
 
 
 @pytest.mark.parametrize(
