@@ -13,7 +13,7 @@ CODES = {
     "LG610": "a call into the runtime contradicts the one before it",
     "LG611": "another rank stopped, so this one cannot go on",
     "LG612": "gradients were not reduced although they were due",
-    "LG613": "the layout or the updates that are asked for cannot be had with these sizes",
+    "LG613": "the layout or the updates that are asked for cannot be had with this script or these sizes",
     "LG614": "a call that has to be made again can no longer be made as it was",
 }
 

@@ -228,8 +228,11 @@ class Layout:
         if self._rollout is not None or (chosen.layout == "native" and chosen.updates == "faithful"):
             return
         spread = "; its sampler spreads each prompt's samples over the ranks already" if batches else ""
-        what = f"LEANGRPO_LAYOUT={chosen.layout} LEANGRPO_UPDATES={chosen.updates}: this script has no parts{spread}"
-        raise LeanError("LG613", what, "unset them; README names the scripts that have")
+        found = (("LAYOUT", chosen.layout, "native"), ("UPDATES", chosen.updates, "faithful"))
+        given = [(f"LEANGRPO_{name}", value) for name, value, usual in found if value != usual]
+        what = f"{' '.join('='.join(item) for item in given)}: this script's rollout cannot be cut by prompt{spread}"
+        fix = f"unset {' '.join(name for name, _ in given)}; `leangrpo support` names the scripts with shared prompts"
+        raise LeanError("LG613", what, fix)
 
     def window(self, rows: int) -> int:
         """How many leading rows of a rollout the first update trains, of which upstream says `rows`."""

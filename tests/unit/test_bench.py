@@ -64,6 +64,14 @@ def test_ratio_and_bound() -> None:
     assert json.loads(json.dumps(report.to_json()))["timings"][1]["bound"] == pytest.approx(4 / 3)
 
 
+@pytest.mark.parametrize(("recompute", "said"), [(4.1, False), (3.9, False), (4.6, True), (3.5, True)])
+def test_ways_that_do_the_same_work_tell_what_the_others_are_worth(recompute: float, said: bool) -> None:
+    seconds = {"native": 4.0, "recompute": recompute, "retain": 3.0}
+    ways = [Timing(k, [s], {"no_grad": 20, "grad": 12}, {c: [2.0] for c in COSTS}) for k, s in seconds.items()]
+    assert ("the other ratios are worth no more" in BenchReport("x", "y", Config(), 1, ways).render()) == said
+    assert "worth" not in BenchReport("x", "y", Config(), 1, [ways[0], ways[2]]).render()
+
+
 def test_what_auto_has_chosen(tmp_path: Path) -> None:
     """Its first eight rollouts are not counted, and its lines stand below the table."""
     log = tmp_path / "rank0.out"

@@ -50,7 +50,7 @@ REPLAYED: list[list[dict[str, Any]]] = [[{"replayed": 12, "reasons": {}}]] * 2
 
 def report(
     edit: Edit | None = None, *, control: Edit | None = flip, bound: Bound = BITWISE, config: Config | None = None,
-    windows: list[list[dict[str, Any]]] = REPLAYED, **extra: Any,
+    windows: list[list[dict[str, Any]]] = REPLAYED, gradients: float = 0, **extra: Any,
 ) -> Report:  # fmt: skip
     native, patched = run(), run(edit=edit)
     return Report(
@@ -59,8 +59,9 @@ def report(
         control=compare(native, run(updates=1, edit=control, at=(0, 0))),
         forwards={"native": Counts([12, 12], [24, 24]), "patched": Counts([12, 12], [12, 12])},
         collectives={"native": {"all_reduce": 2}, "patched": {"all_reduce": 2}},
-        seconds={"native": 1.0, "patched": 0.8}, peak_held_bytes=100, peak_rss_bytes={"native": 1, "patched": 2},
-        windows=windows, not_tested=list(NOT_TESTED), **extra,
+        seconds={"native": 1.0, "patched": 0.8}, peak_held_bytes=100,
+        gradients=gradients, gradient_bytes=2_000_000, peak_rss_bytes={"native": 1, "patched": 2}, windows=windows,
+        not_tested=list(NOT_TESTED), **extra,
     )  # fmt: skip
 
 
@@ -236,6 +237,11 @@ def test_json_holds_what_later_work_reads() -> None:
     assert plain["forwards"]["patched"] == {"grad": [12, 12], "no_grad": [12, 12]}
     assert {"index", "grad_rel_l2", "grad_bitwise", "weights_bitwise"} <= plain["updates"][0].keys()
     assert plain["floor"]["bitwise"] is True and plain["not_tested"]
+
+
+def test_gradients_in_place_of_graphs_are_named_where_there_are_any() -> None:
+    assert "in place of graphs: 1.5 gradients of 2.000 MB each" in render(report(gradients=1.5), terminal=False)
+    assert "in place of graphs" not in render(report(), terminal=False)
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -6,11 +6,13 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from leangrpo_tools import apply
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.rehearsal import base, importhook, verify
+from leangrpo_tools.rehearsal import base, bench, importhook, verify
 from leangrpo_tools.rehearsal.client import ForkServer
 from leangrpo_tools.rehearsal.runs import Injection
 
@@ -126,6 +128,32 @@ def test_usage_errors_cost_no_import() -> None:
         with pytest.raises(KitError) as caught:
             verify("mini", script="mini", **wrong)  # type: ignore[arg-type]
         assert caught.value.code == "LG403" and caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "script", "chosen", "words"),
+    [
+        ("mini", "train", {"options": [("depth", "3")]}, "unknown option depth; this script has"),
+        ("dancegrpo", "flux", {"options": [("side", "64"), ("depth", "3")]}, "unknown option depth; this script has"),
+        (
+            "dancegrpo",
+            "flux",
+            {"options": [("generations", "3")], "updates_per_rollout": 2},
+            "divide 3 samples; 1, 3 do",
+        ),
+    ],
+)
+def test_what_a_script_cannot_do_is_said_before_a_tree_is_made(
+    name: str, script: str, chosen: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_tree(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a tree was made")
+
+    monkeypatch.setattr(apply, "apply", no_tree)
+    for command in (verify, bench):
+        with pytest.raises(KitError, match="LG403") as caught:
+            command(name, script=script, **chosen)
+        assert words in caught.value.what
 
 
 def test_the_server_reports_a_module_it_cannot_import() -> None:

@@ -7,11 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from leangrpo_tools.errors import KitError
 
 if TYPE_CHECKING:
+    from leangrpo_tools.rehearsal.base import Config
     from leangrpo_tools.rehearsal.report import Report
     from leangrpo_tools.rehearsal.runs import Injection
     from leangrpo_tools.rehearsal.session import Session
@@ -76,14 +77,14 @@ def verify(
     Raises LG401 when upstream's script cannot be run here, LG403 for a configuration it does not have.
     """
     _check(schedule, sync, precision, budget, buffers)
-    with _both_trees(name, script, tree, source, session) as (shared, found, say):
-        from leangrpo_tools.rehearsal.rehearse import find_script, rehearse
+    chosen = dict(
+        ranks=ranks, updates=updates, updates_per_rollout=updates_per_rollout, precision=precision,
+        checkpointing=checkpointing, ema=ema, schedule=schedule, budget_gb=budget, sync=sync,
+        buffers=buffers, options=tuple(options),
+    )  # fmt: skip
+    with _both_trees(name, script, tree, source, session, chosen) as (shared, found, config, say):
+        from leangrpo_tools.rehearsal.rehearse import rehearse
 
-        config = find_script(found.rehearsal).configure(
-            ranks=ranks, updates=updates, updates_per_rollout=updates_per_rollout, precision=precision,
-            checkpointing=checkpointing, ema=ema, schedule=schedule, budget_gb=budget, sync=sync,
-            buffers=buffers, options=tuple(options),
-        )  # fmt: skip
         report = rehearse(
             found.rehearsal, found.native, found.patched, config, session=shared, upstream=found.upstream,
             inject=inject, timeout_s=timeout_s, say=say,
@@ -131,14 +132,13 @@ def bench(
         pictures.check(picture)
     if clock not in CLOCKS:
         raise KitError("LG403", f"--clock {clock}", cause=f"allowed: {', '.join(CLOCKS)}", fix="bench-patch --help")
-    with _both_trees(name, script, tree, source, None) as (shared, found, say):
-        from leangrpo_tools.rehearsal.rehearse import find_script
+    chosen = dict(
+        ranks=ranks, updates_per_rollout=updates_per_rollout, precision=precision, checkpointing=checkpointing,
+        budget_gb=budget, sync=sync, schedule=schedule, clock=clock, options=tuple(options),
+    )  # fmt: skip
+    with _both_trees(name, script, tree, source, None, chosen) as (shared, found, config, say):
         from leangrpo_tools.rehearsal.timing import measure
 
-        config = find_script(found.rehearsal).configure(
-            ranks=ranks, updates_per_rollout=updates_per_rollout, precision=precision, checkpointing=checkpointing,
-            budget_gb=budget, sync=sync, schedule=schedule, clock=clock, options=tuple(options),
-        )  # fmt: skip
         report = measure(
             found.rehearsal, found.native, found.patched, config, session=shared, upstream=found.upstream,
             repeat=repeat, rollouts=rollouts, say=say,
@@ -150,24 +150,32 @@ def bench(
 
 @contextlib.contextmanager
 def _both_trees(
-    name: str, script: str, tree: Path | str | None, source: str | None, session: Session | None
-) -> Iterator[tuple[Session, Trees, Callable[[str], None]]]:
-    """A session, the untouched and the patched tree of a script, and somebody to tell what happens."""
+    name: str, script: str, tree: Path | str | None, source: str | None, session: Session | None,
+    chosen: dict[str, Any],
+) -> Iterator[tuple[Session, Trees, Config, Callable[[str], None]]]:  # fmt: skip
+    """A session, the untouched and the patched tree of a script, what is rehearsed, and somebody to tell what happens.
+
+    What the script cannot be rehearsed with is refused before a tree is made.
+    """
     if tree is not None and source is not None:
         raise KitError("LG103", "--tree does not go with --source", fix="leave one of them out")
     # torch comes with these; `--help` and usage errors do without.
     from leangrpo_tools.rehearsal import session as sessions
     from leangrpo_tools.rehearsal import trees
+    from leangrpo_tools.rehearsal.rehearse import configured
 
     with contextlib.ExitStack() as stack:
         shared = session or stack.enter_context(sessions.Session())
         say = stack.enter_context(_progress())
         folder = shared.folder()
         if tree is None:
-            from leangrpo_tools import fetch, lock
+            from leangrpo_tools import fetch, lock, recipe
             from leangrpo_tools.apply import apply
 
             upstream = lock.load().find(name)
+            rehearsal = recipe.load(upstream).find(script).rehearsal
+            if rehearsal:
+                configured(rehearsal, chosen)
             for notice in fetch.unused(upstream, lock.load().upstreams[upstream], source):
                 print(f"notice: {notice}", file=sys.stderr)
             say(f"patching a fresh checkout of {name}")
@@ -177,7 +185,7 @@ def _both_trees(
             root = Path(tree)
         found = trees.export(root, folder, script, upstream=name)
         try:
-            yield shared, found, say
+            yield shared, found, configured(found.rehearsal, chosen), say
         except KitError as error:
             shared.keep |= error.code == "LG401"  # the message points into the logs
             raise
@@ -208,9 +216,9 @@ def _check(schedule: str, sync: str, precision: str, budget: str, buffers: str =
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """A spinner with the current stage on a terminal, nothing elsewhere."""
+    """A spinner with the current stage on a terminal, a line per stage elsewhere."""
     if not sys.stderr.isatty():
-        yield lambda text: None
+        yield lambda text: print(f"rehearsing: {text}", file=sys.stderr, flush=True)
         return
     from rich.console import Console
 

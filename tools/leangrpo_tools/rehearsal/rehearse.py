@@ -94,6 +94,14 @@ def find_script(module: str) -> Script:
                        cause="the recipe names one that the kit lacks", fix="leangrpo list") from error  # fmt: skip
 
 
+def configured(module: str, chosen: dict[str, Any]) -> Config:
+    """The configuration of a script's rehearsal. Raises LG403 for one that it does not have."""
+    script = find_script(module)
+    config = script.configure(**chosen)
+    check(script, config)
+    return config
+
+
 def full_name(module: str) -> str:
     """A recipe gives the last part only."""
     return module if "." in module else f"{SCRIPTS}.{module}"
@@ -104,10 +112,10 @@ def check(script: Script, config: Config) -> None:
     reason = script.supports(config)
     unknown = [name for name, _ in config.options if name not in script.options]
     if unknown:
-        reason = f"unknown option {', '.join(unknown)}; known: {', '.join(script.options) or 'none'}"
+        reason = f"unknown option {', '.join(unknown)}; this script has {', '.join(script.options) or 'none'}"
     if reason:
         raise KitError("LG403", f"{script.name}: {reason}", cause="this script cannot be rehearsed like that",
-                       fix="verify-patch --help")  # fmt: skip
+                       fix="choose other options; README says what each stands for")  # fmt: skip
 
 
 def _report(stage: Stage, upstream: str, before: Native, after: compare.Run, bound: Bound) -> Report:
@@ -129,6 +137,8 @@ def _report(stage: Stage, upstream: str, before: Native, after: compare.Run, bou
         },
         seconds={name: run.seconds for name, run in runs.items()},
         peak_held_bytes=max(held, default=0),
+        gradients=max((float(window.get("gradients", 0)) for rank in windows for window in rank), default=0.0),
+        gradient_bytes=max((int(window.get("gradient_bytes", 0)) for rank in windows for window in rank), default=0),
         peak_rss_bytes={
             name: max((int(summary["peak_rss_bytes"]) for summary in run.summaries), default=0)
             for name, run in runs.items()

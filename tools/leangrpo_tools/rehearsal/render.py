@@ -64,6 +64,9 @@ def _counts(report: Report) -> list[str]:
             f"{report.seconds[name]:.1f} s; peak memory of the process {report.peak_rss_bytes[name] / 1e6:.0f} MB"
         )
     lines.append(f"held at most for kept graphs: {report.peak_held_bytes / 1e6:.3f} MB on one rank")
+    if report.gradients:
+        size = f"{report.gradient_bytes / 1e6:.3f} MB each"
+        lines.append(f"held at most in place of graphs: {report.gradients:.3g} gradients of {size} on one rank")
     return lines
 
 

@@ -46,6 +46,9 @@ class Report:
     """Calls on rank 0 by kind, while training."""
     seconds: dict[str, float]
     peak_held_bytes: int
+    gradients: float
+    """How many of `gradient_bytes` each were held at most in place of graphs, on one rank."""
+    gradient_bytes: int
     peak_rss_bytes: dict[str, int]
     windows: list[list[dict[str, Any]]]
     """What the runtime reported, per rank one entry per window."""
@@ -146,6 +149,8 @@ class Report:
             "collectives": self.collectives,
             "seconds": _finite(self.seconds),
             "peak_held_bytes": self.peak_held_bytes,
+            "gradients_held": self.gradients,
+            "gradient_bytes": self.gradient_bytes,
             "peak_rss_bytes": self.peak_rss_bytes,
             "windows": self.windows,
             "tested": self.tested,

@@ -20,6 +20,8 @@ from leangrpo_tools.rehearsal.ways import AUTO_ROLLOUTS, ways
 
 ROLLOUTS = 3
 """Rollouts per process, where nothing else is said; the first one warms up and is not counted."""
+APART = 0.05
+"""So far two ways that do the same work may be apart without a word."""
 AUTO_SKIPS = AUTO_ROLLOUTS - 2
 COSTS = ("no_grad", "grad", "backward")
 
@@ -107,7 +109,8 @@ class BenchReport:
         head = (
             f"{self.upstream} {self.script}: {config.ranks} rank{'s' if config.ranks > 1 else ''}, "
             f"{config.updates_per_rollout} updates per rollout, {config.generations} samples, {config.steps} steps, "
-            f"{config.precision}, {config.clock} seconds; {self.repeat} x {self.rollouts - 1} rollouts each, in turn"
+            f"{config.precision}, {config.clock} seconds; {self.repeat} x {self.rollouts - 1} rollouts each, in turn, "
+            "after the first ones, which are not counted"
         )
         names = (
             "",
@@ -138,8 +141,20 @@ class BenchReport:
         lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
         bound = "bound: the ratio if nothing but the removed forwards changed, from the seconds measured natively here"
         said = [line for item in self.timings for line in item.said]
+        said = [*self._trust(), *said]
         plan = "plan: what `leangrpo plan` predicts for this launch line, with the costs measured natively here"
         return "\n".join([head, "", *lines, "", *([plan] if self.predicted else []), bound, *said])
+
+    def _trust(self) -> list[str]:
+        """What two ways that do the same work tell of the others."""
+        same = next((item for item in self.timings if item.name == "recompute"), None)
+        apart = abs(self.ratio(same) - 1) if same else 0.0
+        if apart < APART:
+            return []
+        return [
+            f"native and recompute do the same work and are {apart:.0%} apart: the other ratios are worth no more than "
+            "that. A quiet machine, --clock cpu and more --repeat bring them together"
+        ]
 
     def _planned(self, timing: Timing) -> str:
         found = self.predicted.get(timing.name)

@@ -55,7 +55,11 @@ class DanceGRPO(Script):
         if self.across_ranks(config) and config.ranks > 1 and config.sync == "upstream" and not self.synchronised:
             return "shared prompts need shared gradients, which this script lacks: --sync late averages them"
         if config.generations % config.updates_per_rollout:
-            return f"{config.updates_per_rollout} updates per rollout do not divide {config.generations} generations"
+            sizes = [size for size in range(1, config.generations + 1) if config.generations % size == 0]
+            return (
+                f"{config.updates_per_rollout} updates per rollout do not divide {config.generations} samples; "
+                f"{', '.join(map(str, sizes))} do"
+            )
         for name, allowed in (("layout", ("native", "shared")), ("updates", ("faithful", "on-policy"))):
             if config.option(name, allowed[0]) not in allowed:
                 return f"{name} is {config.option(name, '')!r}; allowed: {', '.join(allowed)}"
@@ -128,6 +132,15 @@ class DanceGRPO(Script):
     def flip_advantage(self, context: Context) -> None:
         """The first sample's advantage: the script clamps it symmetrically right before the loss."""
         flip_clamped(self.trained(context.config) * self.advantages, CLIP_MAX)
+
+    def notes(self, config: Config) -> list[str]:
+        """On-policy updates are another algorithm, so what they are compared with is, too."""
+        if config.option("updates", "faithful") != "on-policy":
+            return []
+        return [
+            "on-policy updates: the native runs are the untouched script with rollouts as small as one update "
+            f"({config.updates_per_rollout} of them for each of the patched run's)"
+        ]
 
     def not_tested(self, config: Config) -> list[str]:
         """The reward is always a stand-in here."""
