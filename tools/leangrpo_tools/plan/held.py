@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from leangrpo_tools.plan.choice import Case, Choice
 from leangrpo_tools.plan.memory import Memory
-
 
 @dataclass(frozen=True)
 class Held:
@@ -19,6 +18,8 @@ class Held:
         gradients: whole gradients that are held, those shared by the ranks counted by their share.
         bytes: of all that fits on the device; 0 where the model's sizes are not known.
         room: bytes that were left for it; None where they are not known.
+        whole: each rank holds one whole gradient till the ranks' are reduced together.
+        whole_bytes: of that, this rank's shard included; 0 where they are not known.
         share: of the samples that could be trained without a second forward, those that are.
     """
 
@@ -29,26 +30,31 @@ class Held:
     bytes: float = 0.0
     room: float | None = None
     share: float = 0.0
+    whole: bool = False
+    whole_bytes: float = 0.0
 
     @property
     def told(self) -> str:
         """For a reader."""
+        whole = "1 whole gradient" + (f" ({self.whole_bytes / 1e9:.3g} GB)" if self.whole_bytes else "")
         if not self.graphs:
-            return "nothing"
+            return whole if self.whole else "nothing"
         host = f" + {self.on_host} on the host" if self.on_host else ""
         gradients = f", {self.gradients:.3g} gradient{'s' * (self.gradients != 1)}" if self.gradients else ""
         size = f" ({self.bytes / 1e9:.3g} GB)" if self.bytes else ""
-        return f"{self.fit} of {self.graphs} graphs{host}{gradients}{size}"
+        return f"{self.fit} of {self.graphs} graphs{host}{gradients}{size}" + (f", {whole}" if self.whole else "")
 
 
 def hold(case: Case, choice: Choice, memory: Memory | None) -> Held:
     """What this choice holds. Without `memory` everything has room."""
-    if choice.schedule == "retain":
-        return _graphs(case, choice, memory)
-    if choice.schedule == "reweight":
-        return _gradients(case, choice, memory)
     late = choice.sync != "upstream"
-    return Held(room=memory.room(gradients=late) if memory else None)
+    if choice.schedule == "retain":
+        held = _graphs(case, choice, memory)
+    elif choice.schedule == "reweight":
+        held = _gradients(case, choice, memory)
+    else:
+        held = Held(room=memory.room(gradients=late) if memory else None)
+    return replace(held, whole=True, whole_bytes=memory.gradient if memory else 0.0) if late else held
 
 
 def _graphs(case: Case, choice: Choice, memory: Memory | None) -> Held:
@@ -79,5 +85,7 @@ def _gradients(case: Case, choice: Choice, memory: Memory | None) -> Held:
         count, share = (wanted, 1.0) if left >= wanted else (0.0, 0.0)
     else:
         count = min(int(left), live)
+        if count < live and choice.sync != "upstream":  # the others' gradient adds up beside them
+            count = min(count, int(max(memory.room(gradients=True), 0.0) // memory.gradient))
         share = count / live
     return Held(graphs, fit, 0, count, fit * memory.graph + count * memory.gradient, room, share)

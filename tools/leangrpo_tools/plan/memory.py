@@ -89,6 +89,16 @@ class Memory:
         return 4 * self.trained
 
     @property
+    def weights(self) -> float:
+        """All weights, in fp32."""
+        return 4 * self.model.parameters
+
+    @property
+    def reserve(self) -> float:
+        """What is kept free."""
+        return MARGIN * self.gpu_bytes
+
+    @property
     def tokens(self) -> tuple[float, float]:
         """Tokens of an input: of the image or video, and of the text."""
         return self.pixels / self.model.patch**2 * self.frames, float(self.model.text_tokens)
@@ -131,7 +141,7 @@ class Memory:
         """
         rest = self.states + self.other_bytes + (self.full if joint else self.units)
         rest += self.gradient * (self.ranks - 1) / self.ranks if gradients and not joint and self.sharded else 0
-        return self.gpu_bytes * (1 - MARGIN) - rest
+        return self.gpu_bytes - self.reserve - rest
 
     @property
     def choices(self) -> dict[str, bool]:

@@ -14,7 +14,8 @@ ASSUMPTIONS = (
     "compute of the policy only: reward model, VAE, data and communication come on top and are not reduced",
     "one forward = 1, with or without gradient; one backward = b (measured on CPU: full 2.1, LoRA 1.24; with activation"
     " checkpointing 3.0 and 2.2)",
-    "the predicted ratio: all graphs of the first update fit; what does not fit is recomputed (LEANGRPO_BUDGET_GB)",
+    "the predicted ratio and those of flags and settings: all graphs of the first update fit; what does not fit is"
+    " recomputed (LEANGRPO_BUDGET_GB)",
 )
 
 
@@ -130,16 +131,8 @@ class PlanReport:
             return []
         states, graph = memory.states / 1e9, memory.graph / 1e9
         rows = [("bytes, by formula", f"{states:.3g} GB weights, gradients and AdamW; {graph:.3g} GB each graph")]
-        if not memory.sharded:
-            fits = min(memory.fitting(False), held)
-            gpu, other = memory.gpu_bytes / 1e9, memory.other_bytes / 1e9
-            told = f"{fits} of {held} ({gpu:g} GB, {other:g} GB of it for other models)"
-            return [*rows, ("graphs that fit", f"{told}; ratio {self.rollout.ratio_with(fits):.2f}")]
-        for sync, joint in memory.choices.items():
-            fits, gathered = min(memory.fitting(joint), held), (memory.full if joint else memory.units) / 1e9
-            beside = f"beside {gathered:.3g} GB gathered; ratio {self.rollout.ratio_with(fits):.2f}"
-            fit = f"{fits} of {held} graphs fit {beside} ({memory.gpu_bytes / 1e9:g} GB)"
-            rows.append((f"LEANGRPO_SYNC={sync}", fit))
+        if held and not any(row.choice.schedule == "retain" for row in self.table.rows):
+            rows.append(("graphs that fit", f"0 of {held} ({memory.gpu_bytes / 1e9:g} GB)"))
         return rows
 
     def render(self) -> str:
@@ -152,6 +145,7 @@ class PlanReport:
         share = f"{free}: the first update's" if 0 < size.replayed < size.trained else free
         checkpointed = f", {self.checkpointed:.0%} of the blocks checkpointed" if self.checkpointed else ""
         each = f", each of {size.batch} samples" if size.batch > 1 else ""
+        fits = " of compute alone, if all graphs fit" if size.graphs else ""
         again = f", every sample {size.passes} times" if size.passes > 1 else ""
         rows = [
             ("ranks", self.ranks),
@@ -166,7 +160,7 @@ class PlanReport:
             *self._call_rows(),
             ("graphs held", f"{size.graphs} per rank at the end of the rollout{each}"),
             ("backward cost", f"b = {size.backward:g} ({self.training}{checkpointed})"),
-            ("predicted ratio", f"{size.ratio:.2f} ({size.ratio_all:.2f} if every update were free of recomputation)"),
+            ("predicted ratio", f"{size.ratio:.2f}{fits} ({size.ratio_all:.2f} if every update were free of recomputation)"),
         ]
         rows += self._memory_rows()
         text = [f"{self.upstream} {self.script}, {self.launch} line {self.line}{state}", ""]
@@ -178,10 +172,10 @@ class PlanReport:
             given = ", ".join(f"--{name} {value}" for name, value in self.defaults.items())
             text += ["", f"Not in the launch file, defaults from {self.defaults_from}: {given}"]
         if self.changes:
-            text += ["", "Flags of upstream that would change it:"]
+            text += ["", f"Flags of upstream that would change it {_ALONE}:"]
             text += [f"  {change.flag}: ratio {change.ratio:.2f}; {change.meaning}" for change in self.changes]
         if self.settings:
-            text += ["", "Settings of the kit that would change it:"]
+            text += ["", f"Settings of the kit that would change it {_ALONE}:"]
             text += [f"  {change.flag}: ratio {change.ratio:.2f}; {change.meaning}" for change in self.settings]
         text += tabletext.render(self.table, self.memory, self.speeds)
         text += ["", "Assumed:", *(f"  {line}" for line in ASSUMPTIONS)]
@@ -190,6 +184,7 @@ class PlanReport:
         return "\n".join(text)
 
 
+_ALONE = "(ratios of compute alone, if all graphs fit)"
 _LEFTOVER = {
     "discarded": "their gradient is dropped by upstream when the next rollout starts",
     "carried": "upstream adds their gradient to the next rollout's first update",

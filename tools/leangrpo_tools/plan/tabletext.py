@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from leangrpo_tools.plan.memory import Memory
+from leangrpo_tools.plan.memory import MARGIN, Memory
 from leangrpo_tools.plan.predict import Prediction, Speeds, Table
 
 ROWS = 8
 """Rows of the table as text; JSON has all."""
+MEASURED = "# The first rollout and its update keep nothing and measure the room on the GPU. By formula it is:"
+OTHER = (
+    "--other-gb is what else stays on the GPU: the peak memory of a run without the kit, less parameters, gradients,",
+    "optimizer and gathered above; or what nvidia-smi shows of reward model and VAE once they are loaded.",
+)
 HEADS = ("schedule", "layout", "sync", "updates", "ratio", "compute", "communication", "held at once")
 
 
@@ -17,6 +22,7 @@ def to_json(table: Table, memory: Memory | None, speeds: Speeds) -> dict[str, An
     best, second = table.recommended, table.runner_up
     return {
         "bytes_by_part": memory.parts if memory else None,
+        "kept_free_bytes": memory.reserve if memory else None,
         "unit": "seconds" if table.seconds else "forwards",
         "speeds": vars(speeds),
         "native": _row_json(table.native, memory),
@@ -41,13 +47,12 @@ def _row_json(row: Prediction, memory: Memory | None) -> dict[str, Any]:
 
 
 def _exports(row: Prediction, memory: Memory | None) -> list[str]:
-    """The settings; with a budget, as a comment where the formula cannot know what else is on the GPU."""
+    """The settings; with a budget, in comments where the formula cannot know what else is on the GPU."""
     lines = row.choice.exports()
     room = row.held.room
     if memory is not None and room is not None and row.choice.schedule == "retain":
         budget = f"export LEANGRPO_BUDGET_GB={int(room / 1e8) / 10:g}"
-        alone = "# the room by formula, with nothing else on the GPU (--other-gb); else it is measured: "
-        lines.append(budget if memory.other_bytes or row.held.on_host else alone + budget)
+        lines += [budget] if memory.other_bytes or row.held.on_host else [MEASURED, f"# {budget}"]
     if memory is not None and row.held.on_host:
         lines.append(f"export LEANGRPO_OFFLOAD_GB={memory.host_bytes / 1e9:g}")
     return lines
@@ -58,13 +63,17 @@ def render(table: Table, memory: Memory | None, speeds: Speeds) -> list[str]:
     text = ["", "Bytes per GPU, by formula (GB):"] if memory else []
     if memory:
         parts = [f"{name} {size / 1e9:.3g}" for name, size in memory.parts.items() if size]
-        text += [f"  {', '.join(parts)}; left of {memory.gpu_bytes / 1e9:g}: {memory.room() / 1e9:.3g}"]
-        if table.native.held.room is not None and table.native.held.room < 0:
-            text += ["  upstream itself does not fit"]
+        parts += [f"{MARGIN * 100:g} % kept free {memory.reserve / 1e9:.3g}"]
+        gpu, room = memory.gpu_bytes / 1e9, memory.room()
+        text += [f"  {', '.join(parts)}; left of {gpu:g}: {room / 1e9:.3g}"]
+        if room < 0:
+            return [*text, "", f"Upstream itself does not fit, by formula: it lacks {-room / 1e9:.3g} GB of {gpu:g}."]
     if not table.rows:
         return [*text, "", "Recommended: nothing to set, no choice of settings gains anything", *_refused(table)]
     shown = _worth_a_line(table.rows)[:ROWS]
-    text += ["", "What can run, best first:", *_lines(shown, table)]
+    counted = "with communication, " if table.communicates else ""
+    text += ["", f"What can run, best first (ratios {counted}of what fits):" if memory else "What can run, best first:"]
+    text += _lines(shown, table)
     if len(table.rows) > len(shown):
         text += [f"  ({len(table.rows) - len(shown)} more, as good or worse, in --json)"]
     if table.apart:
@@ -73,14 +82,30 @@ def render(table: Table, memory: Memory | None, speeds: Speeds) -> list[str]:
             "These change the algorithm (each update's samples are drawn from the policy as it is then; training",
         ]
         text += ["that is on-policy all the way collapses on some models, upstream's maintainers say):"]
-        text += _lines(_worth_a_line(table.apart)[:3], table)
+        apart = _worth_a_line(table.apart)[:3]
+        text += _lines(apart, table)
+        shown = shown + apart
+    text += _whole(shown, memory)
     text += _refused(table)
+    alone = memory is not None and not memory.other_bytes
     for name, row in (("Recommended", table.recommended), ("Runner-up", table.runner_up)):
         if row is None:
             text += ["", f"{name}: none, no other choice gains anything"]
         else:
-            text += ["", f"{name} (ratio {row.ratio:.2f}):", *(f"  {line}" for line in _exports(row, memory))]
+            only = ", if nothing else is on the GPU (--other-gb)" if alone else ""
+            text += ["", f"{name} (ratio {row.ratio:.2f}){only}:", *(f"  {line}" for line in _exports(row, memory))]
+    text += ["", *OTHER] if alone and table.recommended else []
     return [*text, "", _assumed(table, speeds)]
+
+
+def _whole(rows: list[Prediction], memory: Memory | None) -> list[str]:
+    """How a whole gradient adds up with the bytes by part."""
+    schedules = {row.choice.schedule for row in rows if row.held.whole}
+    if not schedules or memory is None:
+        return []
+    gathers = f" With retain all weights are gathered beside it ({memory.weights / 1e9:.3g} GB)."
+    told = f"Of a whole gradient 1/{memory.ranks} is counted above, as this rank's."
+    return ["", told + (gathers if "retain" in schedules else "")]
 
 
 def _worth_a_line(rows: list[Prediction]) -> list[Prediction]:
