@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from leangrpo_tools import fetch, lock, recipe
+from leangrpo_tools import data, fetch, lock, recipe
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.plan import facts, plan
 from leangrpo_tools.plan.pyeval import Evaluator
@@ -138,3 +138,16 @@ def test_a_script_that_is_left_alone(tree) -> None:
     with pytest.raises(KitError) as caught:
         plan("flowGRPO", tree / "scripts/multi_node/bagel/main.sh")
     assert caught.value.code == "LG210" and "scripts/train_bagel.py" in caught.value.what
+
+
+def test_readme_says_what_the_example_prints(tree) -> None:
+    preset = f"{tree}/config/grpo.py:general_ocr_sd3_4gpu"
+    report = plan("flowGRPO", ranks=4, gpu_gb=140, preset=preset, overrides=["train.beta=0"])
+    memory, best = report.memory, report.table.recommended
+    assert memory and best
+    said = (
+        f"The second prints {memory.graph / 1e9:.3g} GB for each graph (of a call with {report.rollout.batch} "
+        f"samples), of which {best.held.fit} of {best.held.graphs} fit: ratio {best.ratio:.2f}, and {report.rollout.ratio:.2f} if"
+    )
+    readme = " ".join((data.data_root() / "README.md").read_text(encoding="utf-8").split())
+    assert said in readme

@@ -59,3 +59,16 @@ def test_text() -> None:
     assert str(err) == "error LG102: what\ncause: why\nfix: this"
     assert err.exit_code == 2
     assert str(KitError("LG102", "what")) == "error LG102: what"
+
+
+def test_what_plan_and_recipes_refuse_has_a_cause_of_its_own() -> None:
+    """Not only a code and a way out: the reader learns why it is so here."""
+    wanted = {"LG210", "LG501", "LG502", "LG504", "LG506", "LG508"}
+    seen: set[str] = set()
+    for path in SOURCES:
+        for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
+            code = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
+            if code in wanted and isinstance(call.func, ast.Name) and call.func.id == "KitError":
+                seen.add(str(code))
+                assert any(word.arg == "cause" for word in call.keywords), (path.name, call.lineno)
+    assert seen == wanted

@@ -70,6 +70,7 @@ def fails(code: str, says: str, *given: object, **named: object) -> KitError:
     with pytest.raises(KitError, match=says) as caught:
         planned(*given, **named)  # type: ignore[arg-type]
     assert caught.value.code == code and caught.value.fix, str(caught.value)
+    assert code in ("LG503", "LG505") or caught.value.cause
     return caught.value
 
 
@@ -213,7 +214,7 @@ def test_bytes_by_hand(tree, script, gpu, fit, graph) -> None:
     states = {"sd3": 4 * 2.243e9 + 12 * 18.8e6, "wan2_1": 4 * 1.42e9 + 12 * 23.6e6}[script]
     assert found["graph_bytes"] == pytest.approx(graph, rel=2e-3) and found["states_bytes"] == pytest.approx(states)
     assert int((0.95 * gpu * 1e9 - states) // found["graph_bytes"]) == found["graphs_that_fit"]["upstream"]
-    assert f"{found['graphs_that_fit']['upstream']} of {report.rollout.graphs} ({gpu} GB" in report.render()
+    assert f"{found['graphs_that_fit']['upstream']} of {report.rollout.graphs} graphs (" in report.render()
     saved = found["graphs_that_fit"]["upstream"] * 3 / report.rollout.calls
     ratio = report.rollout.cost(0) / (report.rollout.cost(0) - saved)
     assert found["ratio_with_those"]["upstream"] == pytest.approx(ratio) and ratio < report.rollout.ratio

@@ -81,7 +81,8 @@ def test_a_script_that_is_left_alone(tmp_path: Path) -> None:
     found = load(tmp_path, text)
     with pytest.raises(KitError) as caught:
         found.find("C")
-    assert caught.value.code == "LG210" and caught.value.what.endswith(f"toy's c (c.py) is left alone: {reason}")
+    assert caught.value.code == "LG210" and caught.value.what.endswith("toy's c (c.py) is left alone")
+    assert caught.value.cause == reason
     assert set(found.scripts) == {"a", "b"}
     assert "refused.a: is among the scripts, too" in problems(tmp_path, text.replace("  c: {file", "  a: {file"))
     assert "at least 40 characters" in problems(tmp_path, text.replace(reason, "it does not work"))

@@ -80,3 +80,20 @@ def test_asking_for_one_script() -> None:
         list(support.scripts("mini", "none"))
     with pytest.raises(KitError, match="LG102"):
         list(support.scripts("none"))
+
+
+def test_what_the_gain_takes_for_granted_is_said_where_the_table_is() -> None:
+    readme = (data.data_root() / "README.md").read_text(encoding="utf-8")
+    for text in (readme, support.support().render()):
+        after = " ".join(text[text.index(support.support().table()) :].split())
+        assert support.GAIN in after
+
+
+def test_scripts_that_keep_nothing_as_shipped_do_not_promise_an_update() -> None:
+    """Those with launch files by what was planned for these; the others keep nothing by their own warnings."""
+    shares = {(row.upstream, row.script): row.shares for row in ROWS}
+    others = {("flowGRPO", "wan2_1"), ("ddpo-pytorch", "train")}
+    for name, script in support.scripts():
+        key = name, script.name
+        nothing = key in others or (bool(shares[key]) and not any(shares[key]))
+        assert ("nothing is kept" in script.updates_per_rollout) == nothing, key

@@ -152,7 +152,8 @@ class Recipe:
             if name.lower() == other.lower():
                 raise KitError(
                     "LG210",
-                    f"{self.upstream}'s {other} ({left.file}) is left alone: {left.reason}",
+                    f"{self.upstream}'s {other} ({left.file}) is left alone",
+                    cause=left.reason,
                     fix="train it as it is: a patched tree runs it unchanged",
                 )
         near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.4)

@@ -22,6 +22,10 @@ from leangrpo_tools.recipe import Script
 FILE = "support.json"
 RANKS = (1, 2)
 WIDTH = 120
+GAIN = (
+    "The predicted gain is for the policy's compute alone, with all graphs of the first update held. What has no room "
+    "is recomputed, and the gain is smaller: `leangrpo plan NAME --launch FILE --gpu-gb GB` says how much fits."
+)
 HEAD = (
     "upstream",
     "script",
@@ -97,12 +101,12 @@ class Support:
         return "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |") for row in cells)
 
     def render(self) -> str:
-        """The table, and why what is refused is."""
+        """The table, what its last column takes for granted, and why what is refused is."""
         reasons = [
             textwrap.fill(f"{' '.join(name).strip()} is refused: {reason}.", WIDTH)
             for name, reason in self.refused.items()
         ]
-        return "\n\n".join([self.table(), *reasons])
+        return "\n\n".join([self.table(), textwrap.fill(GAIN, WIDTH), *reasons])
 
 
 def path() -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from leangrpo_tools import lock
+from leangrpo_tools import lock, recipe
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.plan import facts, fromflags, frompreset
 from leangrpo_tools.plan.asked import Asked, Machine
@@ -52,10 +52,23 @@ def plan(
     asked = Asked(launch_file, preset, script, list(overrides), ranks, machine or Machine(gpu_gb, other_gb))
     if known.config is not None:
         return frompreset.plan(upstream, known, known.config, asked)
-    if launch_file is None or preset or script or overrides:
+    if preset or script or overrides:
+        given = " and ".join(
+            name for name, value in (("--preset", preset), ("--script", script), ("--set", overrides)) if value
+        )
         what = f"{upstream} keeps its settings in launch files, not in presets"
-        raise KitError("LG501", what, fix="give --launch FILE, without --preset, --script and --set")
+        cause = f"{given} was given, which is for upstreams with a Python config"
+        raise KitError("LG501", what, cause=cause, fix="give --launch FILE alone")
+    if launch_file is None:
+        cause = f"{upstream} keeps its settings in its launch files, so there is nothing to read without one"
+        raise KitError("LG501", "--launch is missing", cause=cause, fix=f"--launch {_shipped(upstream)}")
     return fromflags.plan(upstream, known, launch_file, asked)
+
+
+def _shipped(upstream: str) -> str:
+    """Upstream's own launch files, to choose from."""
+    files = dict.fromkeys(file for script in recipe.load(upstream).scripts.values() for file in script.launch)
+    return f"PATH/TO/FILE, of your own or one of upstream's: {', '.join(files)}"
 
 
 LARGEST = 1e12
@@ -67,4 +80,5 @@ def _check(machine: Machine) -> None:
     for name, value in figures.items():
         if isinstance(value, (int, float)) and not 0 <= value <= LARGEST:
             option = f"--{name.replace('_', '-')}"
-            raise KitError("LG504", f"{option} is {value:g}", fix=f"give a number from 0 to {LARGEST:g}")
+            cause = "negative, no number, or beyond what a machine can have"
+            raise KitError("LG504", f"{option} is {value:g}", cause=cause, fix=f"give a number from 0 to {LARGEST:g}")

@@ -181,5 +181,7 @@ def load(upstream: str) -> Facts:
     path = data.recipe_path(upstream).with_name("plan.yaml")
     if not path.is_file():
         known = sorted(item.parent.name for item in path.parent.parent.glob("*/plan.yaml"))
-        raise KitError("LG506", f"the kit has no planning data for {upstream}", fix=f"it can plan {', '.join(known)}")
+        cause = "upstream ships no launch files: the numbers stand in a script or config of your own, which is not read"
+        fix = f"leangrpo list says what its updates per rollout are; plan reads {', '.join(known)}"
+        raise KitError("LG506", f"{upstream} cannot be planned", cause=cause, fix=fix)
     return yamlfile.load(path, Facts, "LG507", "reinstall the kit, or correct the file")

@@ -35,8 +35,9 @@ def plan(upstream: str, known: Facts, launch_file: Path, asked: Asked) -> PlanRe
     training = launch.find_training(launch_file, {name: script.program for name, script in known.scripts.items()})
     script = known.scripts[training.script]
     if script.unreadable:
-        what = f"{upstream} {training.script} cannot be planned from a launch file: {script.unreadable}"
-        raise KitError("LG506", what, fix="plan one of the other scripts")
+        what = f"{upstream} {training.script} cannot be planned from a launch file"
+        fix = "leangrpo list says what its updates per rollout are; plan reads the other scripts' launch files"
+        raise KitError("LG506", what, cause=script.unreadable, fix=fix)
     if asked.ranks is not None and asked.ranks < 1:
         raise KitError("LG503", f"--ranks is {asked.ranks}", fix="give the number of processes, 1 or more")
     world = asked.ranks or launch.ranks(training)

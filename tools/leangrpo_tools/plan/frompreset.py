@@ -36,12 +36,18 @@ def plan(upstream: str, known: Facts, config: ConfigFacts, asked: Asked) -> Plan
         recipe.load(upstream).find(alone)  # says why
     flagged, overrides = preset.in_words(training.after, config.flag) if training else (None, [])
     wanted = asked.preset or flagged
+    if wanted is None and training is None:
+        cause = f"{upstream} keeps its settings in presets ({config.file}), which its launch files name"
+        fix = f"--launch PATH/TO/scripts/NAME.sh, or --preset PATH/TO/{config.file}:NAME"
+        raise KitError("LG501", "--launch and --preset are missing", cause=cause, fix=fix)
     if wanted is None or "$" in wanted:
         what = f"--{config.flag} is {wanted!r}, which is not known" if wanted else f"--{config.flag} is not given"
-        raise KitError("LG504", what, fix="name the preset: --preset FILE:NAME")
-    name = asked.script or (training.script if training else _script_for(wanted, known))
+        cause = f"the launch file takes it from a variable: {launch.NOT_READ}" if wanted else "no preset is named there"
+        raise KitError("LG504", what, cause=cause, fix="name the preset: --preset FILE:NAME")
+    name = asked.script or (training.script if training else _script_for(wanted, known, config, upstream))
     if name not in known.scripts:
-        raise KitError("LG502", f"there is no script {name!r}", fix=f"known: {', '.join(known.scripts)}")
+        cause = f"{upstream} has {', '.join(known.scripts)}"
+        raise KitError("LG502", f"there is no script {name!r}", cause=cause, fix="give one of these: --script S")
     script = known.scripts[name]
     overrides = [*overrides, *preset.settings(asked.overrides, config.flag)]
     chosen = _chosen(upstream, script, config, asked, wanted, overrides)
@@ -84,14 +90,27 @@ def plan(upstream: str, known: Facts, config: ConfigFacts, asked: Asked) -> Plan
     )
 
 
-def _script_for(wanted: str, known: Facts) -> str:
+def _script_for(wanted: str, known: Facts, config: ConfigFacts, upstream: str) -> str:
+    """The script that one of upstream's presets is for. Raises LG508 where there is no such preset, else LG502."""
     file, name = preset.split(wanted)
     name = name or file
     found = [script for script, facts in known.scripts.items() if name in facts.presets]
     if len(found) == 1:
         return found[0]
+    if file.endswith(".py"):
+        config_file: Path | None = Path(file)
+        root = preset.root_of(Path(file), config)
+    else:
+        root = preset.tree_near(Path.cwd(), upstream, config)
+        config_file = root / config.file if root else None
+    cause = "it is none of upstream's own presets"
+    if root and config_file:
+        preset.must_have(root, config_file, name, config)
+    else:
+        own = ", ".join(sorted(preset for script in known.scripts.values() for preset in script.presets))
+        cause += f" ({own}), and there is no {config.file} here ({Path.cwd()}) to look it up in"
     fix = f"say which: --script {' | '.join(known.scripts)}, or give a launch file"
-    raise KitError("LG502", f"which script trains the preset {name} is not known", fix=fix)
+    raise KitError("LG502", f"which script trains the preset {name} is not known", cause=cause, fix=fix)
 
 
 def _chosen(
@@ -104,7 +123,8 @@ def _chosen(
         root = preset.tree_near(near, upstream, config)
         if root is None:
             fix = f"go to upstream's tree, or give the file: --preset PATH/TO/{config.file}:{name}"
-            raise KitError("LG508", f"there is no {config.file} here ({near})", fix=fix)
+            cause = f"neither it nor a folder above it is upstream's tree, and it has no folder {upstream}"
+            raise KitError("LG508", f"there is no {config.file} here ({near})", cause=cause, fix=fix)
         return preset.Chosen(root, Path(file), name, overrides)
     if asked.preset:
         root = preset.root_of(Path(file), config)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from leangrpo_tools.plan.choice import Case, Choice
 from leangrpo_tools.plan.memory import Memory
 
+
 @dataclass(frozen=True)
 class Held:
     """What is held at the same time on one rank.

@@ -13,7 +13,7 @@ from leangrpo_tools.plan import shell
 from leangrpo_tools.plan.options import Option
 
 _LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
-_NOT_READ = "the file is read as text and never run, so a value computed when it runs is not known"
+NOT_READ = "the file is read as text and never run, so a value computed when it runs is not known"
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,17 @@ def find_training(path: Path, programs: dict[str, str]) -> Training:
     except (OSError, UnicodeDecodeError) as err:
         reason = err.strerror if isinstance(err, OSError) and err.strerror else str(err)
         fix = "give the path of upstream's own launch script, e.g. --launch scripts/finetune/NAME.sh"
-        raise KitError("LG501", f"{path}: {reason}", fix=fix) from err
+        cause = "no text file" if isinstance(err, UnicodeDecodeError) else f"looked for from {Path.cwd()}"
+        raise KitError("LG501", f"{path}: {reason}", cause=cause, fix=fix) from err
     reading = shell.read(text)
     found = [hit for command in reading.commands if (hit := _match(command, programs, reading.notes))]
     if not found:
         started = [word for command in reading.commands for word in command.words if word.endswith(".py")]
         seen = f"it starts {', '.join(dict.fromkeys(started))}" if started else "it starts no Python script at all"
         known = ", ".join(f"{name} ({program})" for name, program in programs.items())
-        raise KitError("LG502", f"{path}: no command starts a known training script; {seen}", fix=f"known: {known}")
+        what = f"{path}: no command starts a known training script"
+        fix = f"give a launch file that starts one of {known}"
+        raise KitError("LG502", what, cause=seen, fix=fix)
     if len(found) > 1:
         lines = ", ".join(f"{hit.script} in line {hit.line}" for hit in found[1:])
         found[0].notes.append(f"only the first training command is planned (line {found[0].line}); also there: {lines}")
@@ -88,7 +91,7 @@ def _count(words: list[str], flag: str, default: int | None) -> int:
 
 
 def _ranks_unknown(what: str) -> KitError:
-    return KitError("LG503", what, cause=_NOT_READ, fix="say how many ranks there will be: --ranks N")
+    return KitError("LG503", what, cause=NOT_READ, fix="say how many ranks there will be: --ranks N")
 
 
 def _last_value(words: list[str], flag: re.Pattern[str]) -> str | None:
@@ -158,7 +161,8 @@ class FlagValues:
         value = self.number(flag)
         if value != int(value) or value < 1:
             fix = "correct the launch file: upstream would not train with it either"
-            raise KitError("LG504", f"--{flag} is {value:g}; a whole number of at least 1 was expected", fix=fix)
+            what = f"--{flag} is {value:g}; a whole number of at least 1 was expected"
+            raise KitError("LG504", what, cause="upstream counts with it", fix=fix)
         return int(value)
 
     def number(self, flag: str) -> float:
@@ -166,14 +170,14 @@ class FlagValues:
         given = self._given(flag)
         value = self._default(flag) if given is None else given
         if value is None or value == "":
-            fix = f"add --{flag} to the launch file: upstream has no default for it"
-            raise KitError("LG504", f"--{flag} has no value in the launch file", fix=fix)
+            cause, fix = "upstream has no default for it", f"add --{flag} to a copy of the launch file"
+            raise KitError("LG504", f"--{flag} has no value in the launch file", cause=cause, fix=fix)
         try:
             number = float(str(value))
         except ValueError:
             number = math.nan
         if math.isfinite(number):
             return number
-        cause = _NOT_READ if "$" in str(value) else "the launch file is not complete or not upstream's"
+        cause = NOT_READ if "$" in str(value) else "the launch file is not complete or not upstream's"
         fix = f"write the value of --{flag} into a copy of the launch file and plan that"
         raise KitError("LG504", f"--{flag} is {value!r}, which is not a number", cause=cause, fix=fix)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leangrpo_tools.errors import KitError
+from leangrpo_tools.plan import launch
 from leangrpo_tools.plan.facts import ConfigFacts
 from leangrpo_tools.plan.pyeval import Evaluator
-from leangrpo_tools.plan.pynames import Function
+from leangrpo_tools.plan.pynames import Function, Module
 from leangrpo_tools.plan.pyvalues import Entries, Refused, Unknown
 
 _TRUE, _FALSE = ("true", "t", "1"), ("false", "f", "0")
@@ -66,7 +67,10 @@ def settings(given: list[str], flag: str) -> list[tuple[str, str | None]]:
         name, equals, value = item.partition("=")
         if not equals or not name:
             raise KitError(
-                "LG504", f"--set {item} has no value", fix="write --set NAME=VALUE, as in --set train.beta=0"
+                "LG504",
+                f"--set {item} has no value",
+                cause="it takes a name and a value",
+                fix="write --set NAME=VALUE, as in --set train.beta=0",
             )
         found.append((name.lstrip("-").removeprefix(f"{flag}."), value))
     return found
@@ -84,6 +88,21 @@ def tree_near(folder: Path, upstream: str, facts: ConfigFacts) -> Path | None:
     return next((place for place in places if (place / facts.file).is_file()), None)
 
 
+def must_have(root: Path, file: Path, name: str, facts: ConfigFacts) -> None:
+    """Raises LG508, with the presets there are, where the config has none of this name or cannot be read."""
+    _must_be_in(Evaluator(root).load(file), name, facts)
+
+
+def _must_be_in(module: Module, name: str, facts: ConfigFacts) -> None:
+    names = module.names.items()
+    known = [item for item, value in names if isinstance(value, Function) and item != facts.function]
+    if name not in module.names:
+        what = f"{module.path}: there is no preset {name}"
+        raise KitError(
+            "LG508", what, cause=f"it has {', '.join(sorted(known))}", fix="--preset FILE:NAME, one of these"
+        )
+
+
 class ConfigValues:
     """The values of a preset, overrides applied.
 
@@ -97,8 +116,8 @@ class ConfigValues:
         evaluator = Evaluator(chosen.root)
         path = chosen.root / chosen.file
         if not path.resolve().is_relative_to(evaluator.root):
-            fix = "give a config inside upstream's tree"
-            raise KitError("LG508", f"{path} is outside {chosen.root}", fix=fix)
+            cause, fix = "a config is read with what it imports, from one tree", "give a config inside upstream's tree"
+            raise KitError("LG508", f"{path} is outside {chosen.root}", cause=cause, fix=fix)
         self.file = path
         module = evaluator.load(path)
         try:
@@ -106,10 +125,8 @@ class ConfigValues:
         except Refused as err:
             what = f"{path}: {facts.function} cannot be called with {chosen.name or 'no preset name'}"
             raise KitError("LG508", what, cause=_AS_TEXT, fix="name a preset: --preset FILE:NAME") from err
-        if isinstance(made, Unknown) and chosen.name is not None and chosen.name not in module.names:
-            known = [name for name, value in module.names.items() if isinstance(value, Function)]
-            what = f"{path}: there is no preset {chosen.name}; it has {', '.join(sorted(known))}"
-            raise KitError("LG508", what, fix="name one of these: --preset FILE:NAME")
+        if isinstance(made, Unknown) and chosen.name is not None:
+            _must_be_in(module, chosen.name, facts)
         if isinstance(made, Unknown):
             what = f"{made.place}: what the preset is, is not known: {made.why}"
             raise KitError("LG509", what, cause=_AS_TEXT, fix="name another preset: --preset FILE:NAME")
@@ -130,8 +147,8 @@ class ConfigValues:
         for part in before:
             owner = owner.values.get(part) if isinstance(owner, Entries) else None
         if not isinstance(owner, Entries) or (last not in owner.values and owner.others is None):
-            fix = "correct the name: upstream refuses entries that the preset does not make"
-            raise KitError("LG504", f"the config has no entry {name}", fix=fix)
+            cause, fix = "upstream refuses entries that the preset does not make", "correct the name: --set ENTRY=VALUE"
+            raise KitError("LG504", f"the config has no entry {name}", cause=cause, fix=fix)
         owner.put(last, self._parsed(name, text, owner.values.get(last)))
 
     def _parsed(self, name: str, text: str | None, old: object) -> object:
@@ -151,7 +168,8 @@ class ConfigValues:
                 return text
             kind = type(old).__name__ if not isinstance(old, Entries) else "group of entries"
             what = f"--{self._flag}.{name} is {text!r}; the preset has a {kind} there"
-            raise KitError("LG504", what, fix=f"give a value of that kind: --set {name}=VALUE") from err
+            cause = launch.NOT_READ if text and "$" in text else "upstream takes a value of that kind only"
+            raise KitError("LG504", what, cause=cause, fix=f"give a value of that kind: --set {name}=VALUE") from err
 
     def has(self, name: str) -> bool:
         """Whether upstream would find this entry."""
@@ -180,7 +198,10 @@ class ConfigValues:
         """A finite number. Raises LG505 there is none, LG509 it is not known, LG504 it is no number."""
         value = self._find(name)
         if not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise KitError("LG504", f"{name} is {value!r}, which is not a number", fix=f"--set {name}=VALUE")
+            cause = f"{self.file} or a --set has something else there"
+            raise KitError(
+                "LG504", f"{name} is {value!r}, which is not a number", cause=cause, fix=f"--set {name}=VALUE"
+            )
         return float(value)
 
     def whole(self, name: str, least: int = 1) -> int:

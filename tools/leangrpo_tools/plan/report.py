@@ -160,7 +160,10 @@ class PlanReport:
             *self._call_rows(),
             ("graphs held", f"{size.graphs} per rank at the end of the rollout{each}"),
             ("backward cost", f"b = {size.backward:g} ({self.training}{checkpointed})"),
-            ("predicted ratio", f"{size.ratio:.2f}{fits} ({size.ratio_all:.2f} if every update were free of recomputation)"),
+            (
+                "predicted ratio",
+                f"{size.ratio:.2f}{fits} ({size.ratio_all:.2f} if every update were free of recomputation)",
+            ),
         ]
         rows += self._memory_rows()
         text = [f"{self.upstream} {self.script}, {self.launch} line {self.line}{state}", ""]
