@@ -147,7 +147,8 @@ def test_readme_says_what_the_example_prints(tree) -> None:
     assert memory and best
     said = (
         f"The second prints {memory.graph / 1e9:.3g} GB for each graph (of a call with {report.rollout.batch} "
-        f"samples), of which {best.held.fit} of {best.held.graphs} fit: ratio {best.ratio:.2f}, and {report.rollout.ratio:.2f} if"
+        f"samples), of which {best.held.fit} of {best.held.graphs} fit: ratio {best.ratio:.2f}, "
+        f"and {report.rollout.ratio:.2f} if"
     )
     readme = " ".join((data.data_root() / "README.md").read_text(encoding="utf-8").split())
     assert said in readme

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from leangrpo_tools.errors import KitError
+from leangrpo_tools.plan.preset import in_words
 from leangrpo_tools.plan.pyeval import Evaluator
 from leangrpo_tools.plan.pyvalues import Entries, Unknown
 
@@ -243,3 +244,10 @@ def test_calls_without_end_and_missing_presets(tmp_path) -> None:
     with pytest.raises(KitError, match="no function nothing; it has get_config, loop, preset") as caught:
         evaluator.call(evaluator.load(tmp_path / "conf/high.py"), "nothing", [])
     assert caught.value.code == "LG508"
+
+
+def test_words_of_a_command() -> None:
+    words = ["--config=a.py:x", "--config.p.q", "3", "--config.r=-1", "--other", "5", "--config.flag", "--noconfig.s"]
+    assert in_words(words, "config") == (
+        "a.py:x", [("p.q", "3"), ("r", "-1"), ("flag", None), ("s", "false")],
+    )  # fmt: skip

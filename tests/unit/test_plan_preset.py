@@ -14,7 +14,6 @@ from leangrpo_tools.cli import umbrella
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.plan import PlanReport, facts, plan
 from leangrpo_tools.plan.cost import Rollout
-from leangrpo_tools.plan.preset import in_words
 
 VALUES: dict[str, object] = {
     "sample.num_batches_per_epoch": 4, "sample.train_batch_size": 3, "sample.num_image_per_prompt": 6,
@@ -315,13 +314,6 @@ def test_upstream_s_names_know_their_script(tree) -> None:
     assert report.script == "sd3" and report.line == 3
     presets = [name for script in facts.load("flowGRPO").scripts.values() for name in script.presets]
     assert len(presets) == len(set(presets))
-
-
-def test_words_of_a_command() -> None:
-    words = ["--config=a.py:x", "--config.p.q", "3", "--config.r=-1", "--other", "5", "--config.flag", "--noconfig.s"]
-    assert in_words(words, "config") == (
-        "a.py:x", [("p.q", "3"), ("r", "-1"), ("flag", None), ("s", "false")],
-    )  # fmt: skip
 
 
 def test_presets_are_for_upstreams_with_a_config(tree) -> None:
