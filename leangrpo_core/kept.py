@@ -91,6 +91,22 @@ class Kept:
         with torch.no_grad():
             return map_tensors(self._container, lambda at: join([part.clone() for part in self.values[int(at)]]))
 
+    def for_log_prob(self) -> tuple[Any, list[list[Tensor]]]:
+        """The same with a graph, and its leaves: per output that has one, per row.
+
+        They are not those of the update. What the rollout makes of this result may be kept, and be part of the loss.
+        """
+        leaves: list[list[Tensor]] = []
+
+        def put_together(at: Tensor) -> Tensor:
+            parts = self.values[int(at)]
+            if parts[0].requires_grad:
+                parts = [part.detach().requires_grad_() for part in parts]
+                leaves.append(parts)
+            return join([part.clone() for part in parts])
+
+        return map_tensors(self._container, put_together), leaves
+
     def wait_for(self, places: Iterable[int]) -> None:
         """The rows at `places` are held from now on."""
         self.waiting = set(places)

@@ -19,7 +19,8 @@ def why_not(net: nn.Module, wrapper: sync.Wrapper, rows: int, args: Any, kwargs:
         kinds.add(torch.get_autocast_dtype(device.type))
     if torch.float16 in kinds:
         return "fp16 needs the loss scale, which is not known in the rollout"
-    if any(getattr(p, "_post_accumulate_grad_hooks", None) for p in net.parameters()):
+    hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    if any(getattr(p, kind, None) for p in net.parameters() for kind in hooks):
         return "something of upstream's own runs on each gradient as it arrives"
     if wrapper.kind == "fsdp2":
         return "FSDP2 hands out no gradient before it is reduced"

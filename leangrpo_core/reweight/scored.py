@@ -12,17 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kept import Kept, Row, result_of
+from ..kept import Kept
 from ..values import Uncuttable, detach_all, map_tensors
 from ..window import Key
 
 
 @dataclass
 class Waiting:
-    """A call whose log-prob is not known yet, and the places of its rows that the update will ask for."""
+    """A call whose log-prob is not known yet, and the places of its rows that the update will ask for.
+
+    Attributes:
+        leaves: what the log-prob will be a function of: per output, per row.
+    """
 
     call: Kept
     keys: Mapping[Key, int]
+    leaves: list[list[Tensor]]
 
 
 @dataclass
@@ -42,10 +47,11 @@ class Scoring:
         self._outside = False  # grad mode of upstream's own rollout
 
     def wait(self, call: Kept, keys: Mapping[Key, int]) -> Any:
-        """What the network returned, made of the call's leaves."""
-        self.waiting.append(Waiting(call, dict(keys)))
+        """What the network returned, with a graph."""
         with torch.enable_grad():
-            return result_of([Row(call, place) for place in range(call.rows)])
+            result, leaves = call.for_log_prob()
+        self.waiting.append(Waiting(call, dict(keys), leaves))
+        return result
 
     def turn_off(self) -> None:
         """Back to the rollout's own grad mode."""
@@ -78,13 +84,14 @@ class Scoring:
         log_prob = _log_prob(result, rows=waiting[0].call.rows)
         if log_prob is None:
             return _detached(result), [], "no log-prob with a gradient is among what the step function returns"
-        columns = [leaf for item in waiting for column in item.call.leaves for leaf in column]
-        found = iter(torch.autograd.grad(log_prob, columns, torch.ones_like(log_prob), allow_unused=True))
+        columns = [leaf for item in waiting for column in item.leaves for leaf in column]
+        # The graph stays as long as upstream keeps something of it, which may be part of a loss.
+        found = iter(torch.autograd.grad(log_prob, columns, torch.ones_like(log_prob), True, allow_unused=True))
         scored = []
         for item in waiting:
             gradients = [
                 [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(column, found, strict=False)]
-                for column in item.call.leaves
+                for column in item.leaves
             ]
             scored.append(Scored(item.call, item.keys, gradients))
         return _detached(result), scored, ""

@@ -25,6 +25,9 @@ from .rollout import Part, Reweight
 
 NOT_TRAINED = "not all kept steps of a sample were trained"
 NO_LINE = "a sample's weight is not affine in its reward"
+FAR = "a reward is so far from its group's others that sums would round their weights away"
+WORTH = 32.0
+"""By how much the terms of a group's sums may be larger than its weights, which loses as many units of rounding."""
 
 
 class Point(NamedTuple):
@@ -157,10 +160,12 @@ def weigh(
     counted = {name: line.a + line.b * rewards[name] for name in points if name not in line.explained}
     # What was not trained has no call of the update that could take back what the sums hold of it.
     lost = len(points) < len(rewards) or any(s and not points[name].whole for name, s in counted.items())
-    useless = lost or not any(point.trained for point in points.values())
+    terms = abs(line.a) + abs(line.b) * max(map(abs, rewards.values()), default=0.0)
+    far = terms > WORTH * max((abs(c) for _, c in sound.values()), default=0.0)
+    useless = lost or far or not any(point.trained for point in points.values())
     if useless:
         counted = {name: 0.0 for name, point in points.items() if point.c or point.reason}
-    other = NOT_TRAINED if lost else NO_LINE
+    other = NOT_TRAINED if lost else FAR if far else NO_LINE
     again = {name: (s, points[name].reason or other) for name, s in counted.items() if points[name].trained}
     return None if useless else (line.a, line.b), again
 
@@ -202,7 +207,7 @@ def _cotangents(parts: Sequence[Part], plan: Plan) -> list[Tensor]:
     return [join(list(column)) for column in zip(*columns, strict=True)]
 
 
-WEIGHED = (NO_MULTIPLE, SPREAD, NO_LINE)
+WEIGHED = (NO_MULTIPLE, SPREAD, NO_LINE, FAR)
 
 
 def in_vain(samples: dict[str, int]) -> str:

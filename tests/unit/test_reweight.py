@@ -132,6 +132,86 @@ def test_affine_buffers_are_centred(offset: float, monkeypatch: pytest.MonkeyPat
     assert [window["recomputed"] for window in windows()] == [0, 0]
 
 
+@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize("far", [-1e3, -1e5, -1e7])
+def test_a_far_reward_that_upstream_clamps(far: float, place: int, buffers: str, windows: Windows) -> None:
+    """Its group's line would be made of sums in which the other samples are rounded away."""
+    config = Config(rows=6, accumulate=6)
+
+    def hooks() -> Hooks:
+        seen: list[Tensor] = []
+
+        def reward(reward: Tensor, row: int) -> Tensor:
+            seen.append(torch.full_like(reward, far) if row == place else reward)
+            return seen[-1]
+
+        def advantages(_: Tensor) -> Tensor:
+            clamped = torch.cat(seen[-6:]).clamp(-1, 1)
+            return (clamped - clamped.mean()) / (clamped.std() + 1e-8)
+
+        return Hooks(reward=reward, advantages=advantages)
+
+    compare(BOUND[buffers], config, hooks)
+    if buffers == "affine":
+        assert windows()[0]["replayed"] == 0 and "so far from" in str(windows()[0]["reasons"])
+
+
+Term = Callable[[Tensor, Tensor], Tensor]
+TERMS: dict[str, Term] = {
+    "difference": lambda new, old: (new - old).mean(),
+    "product": lambda new, old: 0.05 * (new * old).mean(),
+    "square": lambda new, old: (new - 0.5 * old).square().mean(),
+}
+
+
+@pytest.mark.parametrize("term", TERMS)
+@pytest.mark.parametrize("made_of_it", [False, True])
+def test_what_the_rollout_keeps_of_an_output_may_be_part_of_the_loss(made_of_it: bool, term: str, buffers: str) -> None:
+    """As natively, where it has no graph: its gradient reaches nothing, and is not taken for the update's."""
+
+    def hooks() -> Hooks:
+        old: dict[tuple[int, int], Tensor] = {}
+        new: list[tuple[Tensor, Tensor]] = []
+
+        def keep(out: Tensor, row: int, step: int) -> Tensor:
+            old[row, step] = out.sin() if made_of_it else out
+            return old[row, step]
+
+        def trained(out: Tensor, row: int, step: int) -> Tensor:
+            out = out.sin() if made_of_it else out
+            new.append((out, old[row, step]))
+            return out
+
+        return Hooks(rollout_output=keep, update_output=trained, loss=lambda loss: loss + TERMS[term](*new[-1]))
+
+    compare(BOUND[buffers], Config(), hooks)
+
+
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_on_weights_see_upstreams_own_gradients(kind: str, buffers: str, windows: Windows) -> None:
+    """They need not be linear, and may come later than the first window."""
+
+    def hooks() -> Hooks:
+        done: list[bool] = []
+
+        def clamp(grad: Tensor) -> Tensor:
+            return grad.clamp(-1e-3, 1e-3)
+
+        def in_place(weight: Tensor) -> None:
+            assert weight.grad is not None
+            weight.grad.clamp_(-1e-3, 1e-3)
+
+        def register(net: nn.Module) -> None:
+            for weight in [] if done else net.parameters():
+                getattr(weight, kind)(clamp if kind == "register_hook" else in_place)
+            done.append(True)
+
+        return Hooks(after_step=register)
+
+    compare(BOUND[buffers], Config(rollouts=3), hooks)
+    assert "graphs" not in windows()[0] and windows()[-1]["gradients"] == 0
+
+
 def clipped(advantages: Tensor) -> Tensor:
     return advantages.clamp(-0.5, 0.5)
 

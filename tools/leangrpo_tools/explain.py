@@ -252,8 +252,8 @@ EXPLAINED: dict[str, tuple[str, str]] = {
     ),
     "LG613": (
         "LEANGRPO_LAYOUT=shared or LEANGRPO_UPDATES=on-policy with numbers of prompts, samples, ranks and samples per "
-        "update that do not fit together, in a script whose rollout cannot be cut by prompt, or where ranks share no gradients "
-        "or a seed.",
+        "update that do not fit together, in a script whose rollout cannot be cut by prompt, or where ranks share no "
+        "gradients or a seed.",
         "The message says which numbers would do. Unset both to train as upstream does.",
     ),
     "LG614": (
