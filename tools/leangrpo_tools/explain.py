@@ -172,10 +172,13 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "The message names the log. This says nothing about whether the patch is right.",
     ),
     "LG403": ("The script has no rehearsal, or not with these options.", "The message lists what is allowed."),
-    "LG501": ("The launch file is missing or is no text file.", "Give one of upstream's launch files."),
+    "LG501": (
+        "No launch file was given, or it is missing, or is no text file.",
+        "Give one of upstream's launch files: --launch FILE.",
+    ),
     "LG502": (
-        "The launch file starts none of the upstream's known scripts, or several.",
-        "Give the file that starts the training script itself.",
+        "The launch file starts none of the upstream's known scripts, or the script that trains a preset is not known.",
+        "Give the file that starts the training script itself, or --script S.",
     ),
     "LG503": (
         "The launch file takes the number of processes from a variable or from the machine.",
@@ -186,7 +189,10 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "Write the value into a copy of the launch file and plan that; for an entry of a preset, --set ENTRY=VALUE.",
     ),
     "LG505": ("With these settings upstream would make no update, or stop.", "The message names the setting."),
-    "LG506": ("The kit has no planning data for this upstream or script.", "Plan one of the other scripts."),
+    "LG506": (
+        "Upstream ships no launch file for it that has the numbers: they are in a script or config of your own.",
+        "leangrpo list says what its updates per rollout are, and what decides.",
+    ),
     "LG507": ("A data file of the kit is damaged or was edited.", "Reinstall the kit."),
     "LG508": (
         "The config is missing, is no Python, has no such preset, or does not end.",
