@@ -173,11 +173,11 @@ def _both_trees(
             from leangrpo_tools.apply import apply
 
             upstream = lock.load().find(name)
+            for notice in fetch.unused(upstream, lock.load().upstreams[upstream], source):
+                print(f"notice: {notice}", file=sys.stderr)
             rehearsal = recipe.load(upstream).find(script).rehearsal
             if rehearsal:
                 configured(rehearsal, chosen)
-            for notice in fetch.unused(upstream, lock.load().upstreams[upstream], source):
-                print(f"notice: {notice}", file=sys.stderr)
             say(f"patching a fresh checkout of {name}")
             root = folder / "checkout"
             apply(upstream, root, source=source, scripts=[script])
