@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import guard, memory, offload, sync
+from . import guard, memory, offload, plain, sync
 from .cutting import Cuts
 from .errors import LeanError
 from .fsdp1 import Held
@@ -133,6 +133,8 @@ class Capture:
             return as_tuple(result, asked)
         self.sizes.per_row(args, kwargs, len(wanted), site=next(iter(wanted))[2])
         self.set_limits()
+        if first:
+            window.books = plain.books(seen.attributes, plain.attributes_of(sync.bare(self.net)))
         if not all(map(torch.equal, generators, guard.generator_states(device))):
             window.refusal = "the network draws random numbers"
         elif first and guard.checksum(self.net.buffers()) != seen.buffers:

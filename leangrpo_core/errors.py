@@ -4,7 +4,7 @@ CODES = {
     "LG601": "a setting is unknown or has a value that is not allowed",
     "LG602": "ranks run with different settings",
     "LG603": "the optimizer stepped before the kept graphs were walked",
-    "LG604": "weights changed between a replayed call and the flush",
+    "LG604": "the network changed between a replayed call and the flush",
     "LG605": "backward ran twice through one replayed output",
     "LG606": "a native call would meet kept graphs whose gradient is not known yet",
     "LG607": "the audit found another gradient than the native one",

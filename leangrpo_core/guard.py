@@ -1,7 +1,6 @@
 """Checks that a replay is what upstream would have computed: same weights, same mode, no CUDA graphs."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,11 +19,7 @@ from torch.nn.modules.dropout import _DropoutNd
 _PIECES = {"cpu": 1 << 16}
 _PIECE = 1 << 22
 # 64-bit values as two halves: a sign in the highest bit of the sum would cancel in pairs.
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
-
-# What every module has: `training`, which the update's mode sets anyway, and the hooks.
-_OWN = frozenset(vars(nn.Module()))
-_PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
 
 
 def parameters_of(net: nn.Module) -> list[nn.Parameter]:
@@ -65,7 +60,7 @@ def checksum(tensors: Iterable[Tensor]) -> tuple[int, ...]:
     multipliers: dict[torch.device, Tensor] = {}
     for tensor in tensors:
         flat = local(tensor.detach()).contiguous().reshape(-1)
-        bits = flat.view(_BITS[flat.element_size()])
+        bits = flat.view(BITS[flat.element_size()])
         largest = _PIECES.get(bits.device.type, _PIECE)
         piece = min(max(bits.numel(), 1), largest)
         known = multipliers.get(bits.device)
@@ -76,67 +71,6 @@ def checksum(tensors: Iterable[Tensor]) -> tuple[int, ...]:
             total = total * 31 + (part * known[: len(part)]).sum()
         sums.append(total.cpu())
     return tuple(torch.stack(sums).tolist()) if sums else ()
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What a kept call depended on besides its arguments.
-
-    Attributes:
-        weights: checksum of all weights, frozen ones too; under a sharded wrapper of this rank's share.
-        buffers: checksum of the buffers.
-        trainable: which weights ask for a gradient: a graph has none for those that did not.
-        adapters: which adapters of a peft network are active.
-        attributes: plain attributes of the layers, by name: a precision, a scale, a switch.
-    """
-
-    weights: tuple[int, ...]
-    buffers: tuple[int, ...]
-    trainable: tuple[bool, ...]
-    adapters: tuple[str, ...]
-    attributes: dict[str, Any]
-
-
-def weights_of(net: nn.Module) -> tuple[int, ...]:
-    """Checksums of all weights of `net`."""
-    return checksum(parameter.data for parameter in parameters_of(net))
-
-
-def see(net: nn.Module) -> Seen:
-    """What a call of `net` would depend on now."""
-    return Seen(
-        weights_of(net),
-        checksum(net.buffers()),
-        tuple(parameter.requires_grad for parameter in parameters_of(net)),
-        tuple(
-            f"{module.active_adapters}{module.disable_adapters}"
-            for module in net.modules()
-            if hasattr(module, "active_adapters") and hasattr(module, "disable_adapters")
-        ),
-        attributes_of(net),
-    )
-
-
-def attributes_of(net: nn.Module) -> dict[str, Any]:
-    """Plain attributes of every layer, less those of torch's own wrappers, which keep books in them.
-
-    Some trainers switch the precision of the layers between rollout and update with nothing but such an attribute.
-    """
-    found = {}
-    for name, module in net.named_modules():
-        if type(module).__module__.startswith(("torch.distributed.", "torch.nn.parallel.")):
-            continue
-        for key, value in vars(module).items():
-            if key not in _OWN and isinstance(value, _PLAIN):
-                # As text NaN equals itself; True and 1 differ.
-                found[f"{name}.{key}"] = repr(value) if isinstance(value, (bool, float)) else value
-    return found
-
-
-def switched(before: Seen, now: Seen) -> list[str]:
-    """The first attribute that changed, if any. What a layer sets at its first call, or deletes, does not count."""
-    both = (name for name in before.attributes if name in now.attributes)
-    return [name for name in both if before.attributes[name] != now.attributes[name]][:1]
 
 
 def generator_states(device: torch.device) -> list[Tensor]:

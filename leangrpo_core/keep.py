@@ -116,6 +116,8 @@ def _why_not(
             window.refusal = "torch.compile in reduce-overhead or max-autotune mode reuses the memory of held graphs"
     if window.refusal:
         return window.refusal
+    if window.other:
+        return window.other
     if torch.is_inference_mode_enabled():
         return "inference mode: no graph can be kept"
     if any(isinstance(item, Tensor) and item.is_inference() for _, item in leaves((args, kwargs))):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import agree, guard, sync
+from . import agree, sync
 from .audit import Call
 from .cutting import Cuts
 from .errors import LeanError
@@ -36,7 +36,7 @@ def find(
     if len(set(keys)) < len(keys):
         return {}, dict.fromkeys(keys, "a sample twice in one call")
     if held:
-        reason = _why_not(window, net, list(held.values()), args, kwargs)
+        reason = _why_not(window, net, keys, list(held.values()), args, kwargs)
         if reason:
             return {}, reasons | dict.fromkeys(held, reason)
         differs = _differing(net, keys, held, args, kwargs)
@@ -61,20 +61,19 @@ def _one_call(rows: Sequence[Row]) -> bool:
 
 
 def _why_not(
-    window: Window, net: nn.Module, rows: Sequence[Row], args: tuple[Any, ...], kwargs: dict[str, Any]
+    window: Window,
+    net: nn.Module,
+    keys: Sequence[Key],
+    rows: Sequence[Row],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> str | None:
     """Why no row of a policy call can be replayed on this rank, whatever their inputs, or None."""
     if sync.bare(net) is not window.net:
         return "another network than in the rollout"
-    if not window.replayed and window.seen is not None:
-        now = guard.see(sync.bare(net))
-        names = ("weights", "buffers", "trainable", "adapters")
-        other = [name for name in names if getattr(now, name) != getattr(window.seen, name)]
-        other = other or guard.switched(window.seen, now)
-        if other:
-            reason = f"{' and '.join(other)} changed since the rollout"
-            window.drop(list(window.held), reason)
-            return reason
+    reason = _why_changed(window, net, frozenset(key[0] for key in keys))
+    if reason:
+        return reason
     if needs_grad(args, kwargs):
         return "a gradient must flow into the arguments"
     if any(row.call.autocast != autocast_state(row.call.leaves[0][0].device) for row in rows):
@@ -84,6 +83,24 @@ def _why_not(
     return None
 
 
+def _why_changed(window: Window, net: nn.Module, rows: frozenset[int]) -> str:
+    """What changed in the network since the rollout, or nothing. All is looked at before the first replay.
+
+    After it at a glance, for each other sample: what is changed for a while would be back at the flush.
+    """
+    if window.replayed and rows == window.glanced:
+        return window.other
+    first, window.glanced, window.other = not window.replayed, rows, ""
+    other = window.others(net, wholly=first)
+    if other:
+        window.other = f"{' and '.join(other)} changed since the rollout"
+    elif first and window.written(net):
+        window.other = "weights were written in place since the rollout"
+    if first and window.other:
+        window.drop(list(window.held), window.other)
+    return window.other
+
+
 def _differing(
     net: nn.Module, keys: Sequence[Key], held: dict[Key, Row], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[Key, str]:
@@ -91,8 +108,9 @@ def _differing(
     copies = next(iter(held.values())).call.copies
     arguments = named(sync.innermost(net), args, kwargs)
     places = {place: held[key] for place, key in enumerate(keys) if key in held}
-    casts = autocast_state(next(iter(held.values())).call.leaves[0][0].device)[0] or sync.casts_inputs(net)
-    found = compare(places, arguments, rows=len(keys), copies=copies, promote=casts)
+    autocast = autocast_state(next(iter(held.values())).call.leaves[0][0].device)[0]
+    casts = sync.casts_inputs(net)
+    found = compare(places, arguments, rows=len(keys), copies=copies, promote=autocast, cast=casts)
     other = "inputs differ from the rollout's: "
     return {keys[place]: why if why.startswith(ROUNDED) else other + why for place, why in found.items()}
 
@@ -148,9 +166,9 @@ class Replay:
         return take(self._args, self._kwargs, len(self._keys), self._copies, places)
 
 
-def changed(window: Window, net: nn.Module) -> bool:
-    """Whether any weight differs from what the kept calls saw, to the bit."""
-    return window.seen is not None and guard.weights_of(sync.bare(net)) != window.seen.weights
+def changed(window: Window, net: nn.Module) -> list[str]:
+    """What differs from what the kept calls saw, weights and buffers to the bit; in words."""
+    return window.others(net, wholly=True) or ["weights, in place,"] * window.written(net)
 
 
 def due(window: Window, wrapper: sync.Wrapper, last: bool) -> list[Kept]:
@@ -183,13 +201,13 @@ def _as_many_everywhere(calls: Sequence[Kept]) -> bool:
 
 def begin_walk(window: Window, wrapper: sync.Wrapper, calls: Sequence[Kept], net: nn.Module) -> None:
     """The cotangents of `calls` are used from here on. Raises LG604 as :func:`walk` does."""
-    sound = not changed(window, net)
-    if wrapper.collective:
-        sound = agree.minimum(int(sound)) == 1
-    if not sound:
+    other = changed(window, net)
+    if wrapper.collective and agree.minimum(int(not other)) == 0:
+        other = other or ["the network on another rank"]
+    if other:
         raise LeanError(
             "LG604",
-            f"weights changed while {len(window.consumed)} replayed calls waited for their flush",
+            f"{' and '.join(other)} changed while {len(window.consumed)} replayed calls waited for their flush",
             "move the change behind optimizer.step(), or run with LEANGRPO_SCHEDULE=recompute",
         )
     window.consumed = [call for call in window.consumed if all(call is not other for other in calls)]
@@ -203,8 +221,8 @@ def walk(window: Window, wrapper: sync.Wrapper, net: nn.Module, calls: Sequence[
     gradient on this rank takes part with zeros.
 
     Raises:
-        LeanError: LG604 if weights changed since the rollout, on every rank where the wrapper communicates; LG610 if
-            a rank has no graph where others have some and every rank must take part.
+        LeanError: LG604 if the network changed since the rollout, on every rank where the wrapper communicates; LG610
+            if a rank has no graph where others have some and every rank must take part.
     """
     begin_walk(window, wrapper, calls, net)
     layer_major = wrapper.flush == "layer-major"

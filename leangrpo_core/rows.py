@@ -90,7 +90,12 @@ def _collector(into: list[Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def compare(
-    kept: Mapping[int, tuple[Any, int]], named: dict[str, Any], rows: int, copies: int, promote: bool
+    kept: Mapping[int, tuple[Any, int]],
+    named: dict[str, Any],
+    rows: int,
+    copies: int,
+    promote: bool,
+    cast: bool = False,
 ) -> dict[int, str]:
     """Which rows of a call are not the kept ones, by their place in the call, and why.
 
@@ -104,7 +109,9 @@ def compare(
         named: the arguments now, by name.
         rows: how many rows the call has now.
         copies: see the module.
-        promote: equal values of another dtype are the same (under autocast the network casts them anyway).
+        promote: equal floating-point values of another dtype are the same, if a row has more than one of them (under
+            autocast the network casts them anyway). A mask of booleans is never the same as one of numbers.
+        cast: all equal floating-point values are, since the wrapper casts them before the network sees them.
     """
     now = list(leaves(named))
     calls = list({id(call): call for call, _ in kept.values()}.values())
@@ -115,7 +122,7 @@ def compare(
     pairs: list[Pair] = []
     for index, (path, new) in enumerate(now):
         for call in calls:
-            reason = _other_kind(path, before[id(call)][index][1], new, promote)
+            reason = _other_kind(path, before[id(call)][index][1], new)
             if reason:
                 return dict.fromkeys(kept, reason)
         if not isinstance(new, Tensor):
@@ -131,7 +138,9 @@ def compare(
         wide = torch.promote_types(old[0].dtype, new.dtype)
         both = [torch.stack([part.to(wide).expand(shape) for part in side]) for side in (old, parts)]
         kinds = {item.dtype for item in (*olds, new)}
-        lowest = None if promote or len(kinds) == 1 else max(kinds, key=lambda kind: torch.finfo(kind).eps)
+        # What is one number per row, such as a timestep, a network may compute with before anything casts it.
+        same = cast or (promote and max(part.numel() for part in parts) > copies)
+        lowest = None if same or len(kinds) == 1 else max(kinds, key=lambda kind: torch.finfo(kind).eps)
         pairs.append(Pair(path, both[0], both[1], lowest))
     return _differences(pairs, list(kept))
 
@@ -177,7 +186,7 @@ def _row(tensor: Tensor, rows: int, copies: int, place: int) -> Tensor:
     return tensor.unflatten(0, (copies, rows))[:, place]
 
 
-def _other_kind(path: str, old: Any, new: Any, promote: bool) -> str | None:
+def _other_kind(path: str, old: Any, new: Any) -> str | None:
     if isinstance(old, Tensor) != isinstance(new, Tensor):
         return f"{path} is no longer of the same kind"
     if not isinstance(old, Tensor):
@@ -186,7 +195,7 @@ def _other_kind(path: str, old: Any, new: Any, promote: bool) -> str | None:
     if old.device != new.device and old.dim() and new.dim():
         return f"{path} is on {new.device}, was on {old.device}"
     floating = old.is_floating_point() and new.is_floating_point()
-    if old.dtype != new.dtype and not (promote or floating):
+    if old.dtype != new.dtype and not floating:
         return f"{path} is {new.dtype}, was {old.dtype}"
     return None
 

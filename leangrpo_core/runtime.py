@@ -207,10 +207,6 @@ class Lean:
         self.layout.check(wrapper)
         if not wrapper.refusal:
             net, args, kwargs = sync.around_ddp(net, args, kwargs)
-        if not window.probed and wrapper.kind == "fsdp2" and wrapper.collective:
-            # Looking at weights makes FSDP2 give up gathered ones. Ranks keep calls of other steps, but must gather
-            # again in the same one.
-            window.see(net)
         if not window.looked_at and sync.bare(net) in run.useless:
             window.refusal = "no step of an earlier window had the inputs of the update"
         if not window.probed and wrapper.flush == "joint" and not wrapper.notice:
@@ -219,6 +215,7 @@ class Lean:
             capture.probe(window, wrapper, net, args, kwargs)
         window.probed = True
         keys = [(window.base + row, at, site) for row, at, _ in keys_of(rows, step, site)]
+        window.glance(net, keys, wrapper)
         if run.auto.probing and not wrapper.refusal:
             run.auto.probe(window, wrapper, net, keys, args, kwargs, run.sizes, run.turns)
         run.reweighting.before_call(window, wrapper, net, keys, args, kwargs, run.auto.room)

@@ -2,17 +2,18 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from . import agree
 from .errors import LeanError
-from .guard import Seen, see
 from .kept import Kept, Row
 from .memory import Meter
 from .rows import BY_UP_TO
+from .seen import Seen, see, versions
 from .sync import Wrapper, bare
 
 if TYPE_CHECKING:
@@ -62,6 +63,9 @@ class Window:
         sites: the network calls of a step that the rollout has made.
         calls, measured: kept calls, and of how many the bytes were followed.
         net, seen: the network whose calls are kept, and what they depended on besides their arguments.
+        books: attributes of the network that its own calls change.
+        glanced: the rows of the call before, at which the network was looked at again.
+        other: what the network has otherwise than at the first kept call, in words, or nothing.
         refusal: why the window keeps nothing more; empty as long as it may.
         losses: how many losses went backward between calls that were consumed.
         turned_away: steps that were held for other inputs than the update's.
@@ -96,6 +100,9 @@ class Window:
     peak_host_bytes: int = 0
     net: nn.Module | None = None
     seen: Seen | None = None
+    books: set[str] = field(default_factory=set)
+    glanced: frozenset[int] = frozenset()
+    other: str = ""
     probed: bool = False
     audits: list[float] = field(default_factory=list)
     walks: int = 0
@@ -124,6 +131,34 @@ class Window:
             self.net = bare(net)
             self.seen = see(self.net)
         return self.seen
+
+    def others(self, net: nn.Module, wholly: bool) -> list[str]:
+        """What `net` has otherwise than the kept calls saw it, in words."""
+        return self.seen.others(see(bare(net), wholly), self.books) if self.seen is not None else []
+
+    def written(self, net: nn.Module) -> bool:
+        """Whether weights were written in place since, so that graphs that are held cannot be walked any more."""
+        return self.reweight is None and self.seen is not None and versions(bare(net)) != self.seen.versions
+
+    def glance(self, net: nn.Module, keys: Sequence[Key], wrapper: Wrapper) -> None:
+        """At the first call of each trajectory of the rollout: whether the network is still that of the first kept one.
+
+        Between trajectories upstream may turn to other weights. Looking at weights makes FSDP2 give up gathered ones:
+        ranks keep calls of other steps, but look at the same calls, so that they gather again in the same ones.
+        """
+        rows = frozenset(row for row, _, _ in keys)
+        if rows == self.glanced or wrapper.refusal:
+            return
+        self.glanced, other = rows, list[str]()
+        if self.seen is not None and self.net is not None and self.calls:
+            now = see(self.net, wholly=False)
+            other = self.seen.others(now, self.books) or ["weights"] * (now.versions != self.seen.versions)
+        elif wrapper.collective:
+            self.net = bare(net)
+            self.seen = see(self.net)
+        if wrapper.collective and self.reweight is not None and agree.anyones([bool(other)])[0]:
+            other = other or ["weights on another rank"]
+        self.other = f"{' and '.join(other)} were others when the rollout made this call" if other else ""
 
     def count(self, reason: str, steps: int = 1) -> None:
         """Remembers why steps were not kept, not replayed, or dropped; of reasons with an amount the largest one."""

@@ -13,6 +13,7 @@ from ..capture import Capture, where
 from ..host import HostMemory
 from ..kept import result_of
 from ..reweight import possible
+from ..seen import see
 from ..turns import Turns
 from ..window import Key, Window
 from . import choice
@@ -101,7 +102,7 @@ def probe(
         kept.clear()
         verdict = min(seconds(lambda: agree.minimum(1)) for _ in range(TIMES)) if wrapper.collective else 0.0
         scaling = min(seconds(lambda: possible.scale(net)) for _ in range(TIMES)) if gradients else 0.0
-    checks = seconds(lambda: guard.see(net))
+    checks = seconds(lambda: see(net))
     bytes_ = sum(sizes.rows[site].graph for site in sites)
     extra = statistics.median(keeping - forward for forward, keeping, _ in times)
     forward, replayed = (statistics.median(column) for column in list(zip(*times, strict=True))[::2])

@@ -219,13 +219,17 @@ class Reweight:
 
     def _walk_held(self) -> None:
         held, self._held = self._held, []
-        if agree.minimum(len(held)) != -agree.minimum(-len(held)):
+        assert self.net is not None
+        # Upstream may have turned to other weights since the trajectory's last call: a walk would gather those.
+        other = bool(self.window.others(self.net, wholly=False))
+        fewest, most, unchanged = agree.minima([len(held), -len(held), int(not other)])
+        if fewest != -most or not unchanged:
+            what = "another rank holds other steps of the trajectory"
             for item in held:
-                self._drop(item.call, item.keys, "another rank holds other steps of the trajectory")
+                self._drop(item.call, item.keys, what if unchanged else "weights were others at a trajectory's end")
                 for key in item.keys:
                     del self.parts[key]
         elif held:
-            assert self.net is not None
             ((row, _, _),) = held[0].keys
             calls = [(item.call, self._cotangents(item)) for item in held]
             locally.walk_sharded(self.net, self.buffers.of(row, len(self._weights())), calls)

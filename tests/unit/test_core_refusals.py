@@ -221,9 +221,11 @@ def turn_up(net: nn.Module) -> None:
 
 
 class Gained(Policy):
-    """Its output depends on an attribute that is neither weight nor buffer."""
+    """Its output depends on a tensor that is neither weight nor buffer, which nobody looks at."""
 
-    gain = 1.0
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = torch.ones(())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return (super().forward(*args, **kwargs)[0] * self.gain,)

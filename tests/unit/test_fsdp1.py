@@ -12,7 +12,8 @@ from support.held_more import figures, held_while_pending, objects, odd
 from torch import nn
 from torch.distributed.fsdp import CPUOffload
 
-from leangrpo_core import fsdp1, guard
+from leangrpo_core import fsdp1
+from leangrpo_core.seen import Seen, see
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -115,11 +116,11 @@ def seen_as(rank: int, world: int, cases: list[Case]) -> list[list[bool]]:
     for case in cases:
         net = wrap(case, build(case))
         x, t, a, b = samples(case, rank, 0)[0]
-        optimizer, first = torch.optim.SGD(net.parameters(), lr=0.1), guard.see(net)
+        optimizer, first = torch.optim.SGD(net.parameters(), lr=0.1), see(net)
         same = []
 
-        def look(net: nn.Module = net, first: guard.Seen = first, same: list[bool] = same) -> None:
-            same.append(guard.see(net) == first)
+        def look(net: nn.Module = net, first: Seen = first, same: list[bool] = same) -> None:
+            same.append(see(net) == first)
 
         look()
         result = net(x, t)

@@ -118,3 +118,32 @@ def test_numbers_in_a_list_are_compared_row_by_row() -> None:
     assert compare(rows, now, rows=ROWS, copies=1, promote=False) == {}
     now["lengths"] = torch.tensor([7, 6, 6])
     assert compare(rows, now, rows=ROWS, copies=1, promote=False) == {2: "lengths differs by up to 1"}
+
+
+ONES = torch.ones(ROWS * COPIES, 4)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [
+        (ONES, ONES.bfloat16(), "autocast"),
+        (ONES[:, 0], ONES[:, 0].bfloat16(), "wrapper"),
+        (torch.tensor(0.5), torch.tensor(0.5).bfloat16(), "wrapper"),
+        (torch.tensor([0.5]), torch.full((ROWS * COPIES,), 0.5).half(), "wrapper"),
+        (ONES.bool(), ONES, "never"),
+        (ONES, ONES.bool(), "never"),
+        (ONES.long(), ONES, "never"),
+        (ONES.long(), ONES.bool(), "never"),
+        (ONES.long(), ONES.int(), "never"),
+    ],
+)
+def test_another_dtype_of_equal_value(before: Tensor, now: Tensor, same: str) -> None:
+    """The same where the network casts it anyway: not a mask of another kind, nor what it computes with at once."""
+    rows = {place: (kept(ROWS, x=before), place) for place in range(ROWS)}
+
+    def told(promote: bool, cast: bool) -> dict[int, str]:
+        return compare(rows, {"x": now}, rows=ROWS, copies=COPIES, promote=promote, cast=cast)
+
+    assert told(False, False).keys() == {0, 1, 2}
+    assert (told(True, False) == {}) == (same == "autocast")
+    assert (told(False, True) == {}) == (same != "never")

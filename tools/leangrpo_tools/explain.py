@@ -215,8 +215,8 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "Put lean.flush(model, optimizer) first in the block that clips and steps; diff-patch shows where it was.",
     ),
     "LG604": (
-        "Something changed the weights between the rollout and the flush: a second optimizer, EMA swapped in, a "
-        "checkpoint loaded.",
+        "Something changed the network between a replay and the flush: its weights (a second optimizer, EMA swapped "
+        "in, a checkpoint loaded), or a buffer, a frozen layer, an adapter, an attribute or a hook.",
         "Move the change behind optimizer.step(), or train with LEANGRPO_SCHEDULE=recompute.",
     ),
     "LG605": (
