@@ -248,6 +248,19 @@ def reduces(net: nn.Module) -> bool:
     return bool(getattr(net, "_sync_gradients", True))
 
 
+def reduced_beside(net: nn.Module) -> bool:
+    """Whether reduced gradients are put aside, to which those that wait will be added."""
+    return any(getattr(flat, "_saved_grad_shard", None) is not None for flat in flat_parameters(net))
+
+
+def forget_gradients(net: nn.Module) -> None:
+    """Drops gradients that wait for their reduction, and those that were put aside."""
+    for flat in flat_parameters(net):
+        flat.grad = None
+        if hasattr(flat, "_saved_grad_shard"):
+            del flat._saved_grad_shard
+
+
 def _views_stand_in(flat: Any) -> bool:
     """Whether views of a forward stand where the parameters belong.
 

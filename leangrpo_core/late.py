@@ -20,6 +20,7 @@ from .capture import where
 from .errors import LeanError
 from .guard import FSDPModule
 from .kept import autocast_state
+from .leftover import Leftover
 from .values import tensors_of
 
 
@@ -69,6 +70,7 @@ class Late:
         self._off: ExitStack | None = None
         self._allowed: bool | None = None  # in this update, once it was looked at
         self._last: _Call | None = None
+        self._leftover = Leftover()
         self.pending = False
 
     def call(self, wrapper: sync.Wrapper, call: tuple[nn.Module, Any, Any], due: bool, upstreams: bool) -> Any:
@@ -80,6 +82,8 @@ class Late:
             upstreams: in this update they must be reduced as upstream does.
         """
         net, args, kwargs = call
+        if self.pending and self._leftover.marked_gone():
+            self._forget(net)
         if self._allowed is None:
             self._allowed = not upstreams and self._may(wrapper, net, where(args, kwargs))
         if not self._allowed:
@@ -126,7 +130,42 @@ class Late:
         if agree.anyones([self.pending])[0]:
             last.walk_with_zeros()
             self.pending = False
+        self._leftover.unmark()
         _check(wrapper, last.net)
+
+    def new_rollout(self, wrapper: sync.Wrapper) -> None:
+        """A rollout begins, and upstream's last update is not full: gradients may be waiting.
+
+        They are forgotten if upstream has thrown them away, else reduced, so that upstream finds in `.grad` what it
+        would find natively, to throw it away or to add to it. What is left of replayed calls goes on waiting.
+
+        Raises:
+            LeanError: LG610, on every rank, where it cannot be known.
+        """
+        last = self._last
+        if not wrapper.late or last is None:
+            return
+        gone = self.pending and self._leftover.gone(last.net)
+        unclear = self.pending and self._leftover.unclear(last.net)
+        some_wait, some_kept, some_gone, some_clear = agree.anyones(
+            [self.pending, self.pending and not gone, gone, self.pending and not unclear]
+        )
+        if not some_wait:
+            self._leftover.unmark()
+            self._last = self._allowed = None
+        elif not some_kept:
+            self._forget(last.net)
+        elif some_gone or not some_clear:
+            what = "a new rollout began, and it cannot be known whether gradients that were not reduced still count"
+            raise LeanError("LG610", what, "set LEANGRPO_SYNC=upstream")
+        else:
+            self.finish(wrapper)
+
+    def _forget(self, net: nn.Module) -> None:
+        self.on()
+        self._leftover.forget(net)
+        self._last = self._allowed = None
+        self.pending = False
 
     def _reduced(self, grad: Tensor) -> None:
         self.was_reduced()
@@ -135,6 +174,7 @@ class Late:
         self.pending = True
         if self._off is not None:
             return
+        self._leftover.watch(net)
         self._off = ExitStack()
         if isinstance(net, FullyShardedDataParallel):
             self._off.enter_context(net.no_sync())

@@ -8,6 +8,7 @@ are added up in single precision or better. Low-precision ones are walked graph 
 adds them up in the precision in which it reduces them.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,13 +75,26 @@ def _walks_from_edges() -> bool:
 def unreduced(net: nn.Module) -> int:
     """How many weights have a gradient that waits for its reduction; 0, too, where this torch does not say."""
     found = 0
-    for unit in units_of(net):
-        state = _state(unit)
-        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-        for p in [p for group in groups for p in getattr(group, "fsdp_params", ())]:
-            whole = getattr(getattr(p, "_unsharded_param", None), "grad", None)
-            found += whole is not None or getattr(p, "unsharded_accumulated_grad", None) is not None
+    for p in _weights(net):
+        whole = getattr(getattr(p, "_unsharded_param", None), "grad", None)
+        found += whole is not None or getattr(p, "unsharded_accumulated_grad", None) is not None
     return found
+
+
+def forget_gradients(net: nn.Module) -> None:
+    """Drops gradients that wait for their reduction."""
+    for p in _weights(net):
+        if getattr(p, "_unsharded_param", None) is not None:
+            p._unsharded_param.grad = None
+        if getattr(p, "unsharded_accumulated_grad", None) is not None:
+            p.unsharded_accumulated_grad = None
+
+
+def _weights(net: nn.Module) -> list[Any]:
+    """FSDP2's own books on each weight."""
+    states = [_state(unit) for unit in units_of(net)]
+    groups = [getattr(s, "_fsdp_param_groups", None) or [getattr(s, "_fsdp_param_group", None)] for s in states]
+    return [p for group in itertools.chain(*groups) for p in getattr(group, "fsdp_params", ())]
 
 
 def _state(unit: nn.Module) -> Any:

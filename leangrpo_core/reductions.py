@@ -62,6 +62,11 @@ class Reductions:
             net, args, kwargs = sync.around_ddp(net, args, kwargs)
         return net(*args, **kwargs)
 
+    def new_rollout(self) -> None:
+        """See :meth:`Late.new_rollout`."""
+        if self.wrapper is not None:
+            self.late.new_rollout(self.wrapper)
+
     def finish(self, model: nn.Module, flush: str) -> None:
         """At the boundary: reduces what waits, and averages where the flush, or the setting, asks for it."""
         if self.wrapper is not None:

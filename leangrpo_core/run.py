@@ -111,6 +111,8 @@ class Run:
         """
         assert self.settings
         self.leave_window(None if continues else "a new rollout began")
+        if not continues:
+            self.reductions.new_rollout()
         self._measuring = self._measuring if continues else None
         if not continues:
             self.auto.begin()

@@ -64,7 +64,7 @@ class Lean:
         base, by_group = run.begin(rows, self.layout.continues), run.settings.sync == "group"
         parts = self.layout.turns(trained, by_group)
         grouped = window if group is None or best_of is not None else group
-        run.turns = parts or Turns(trained, batch, window, grouped, by_group)
+        run.turns = parts or Turns(trained, batch, window, grouped, by_group, best_of or rows)
         window = self.layout.window(window)
         keeps = run.schedule != "recompute"
         run.auto.noticed.best_of, run.auto.noticed.team = best_of is not None, self.layout.team
@@ -116,7 +116,7 @@ class Lean:
             base, chosen, all_rows = run.begin(batches * rows), run.settings, batches * rows
             trained_in = batch_rows or rows
             first = min(window * trained_in, all_rows)
-            run.turns = Turns(steps, trained_in, window * trained_in, window * trained_in)
+            run.turns = Turns(steps, trained_in, window * trained_in, window * trained_in, rows=all_rows)
             if calls is not None:
                 sync.hands_on(model, calls)
             keeps = run.schedule != "recompute"

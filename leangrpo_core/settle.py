@@ -65,11 +65,11 @@ class Settling:
         """What an update has not brought to its end, or nothing."""
         if window is not None and window.consumed:
             return f"{len(window.consumed)} replayed calls not yet walked"
-        return "gradients that were not reduced" if self._late.pending else ""
+        return ""
 
     def before_step(self, window: Window | None, net: nn.Module | None, optimizer: Optimizer) -> None:
         """Weights are about to change: nothing may be waiting for its flush."""
-        left = self.left(window)
+        left = self.left(window) or ("gradients that were not reduced" if self._late.pending else "")
         if net is None or not (left or (window is not None and window.held)):
             return
         ours = {id(parameter) for parameter in guard.parameters_of(net)}

@@ -16,6 +16,8 @@ class Turns:
         window: rows per update.
         group: rows per prompt group; a batch with rows of two groups belongs to the first one.
         by_group: whether the last call of a group counts, too.
+        rows: of the rollout. After its last call gradients are due, too, however full the update is: what upstream
+            does with them then, it does to reduced ones. None where its updates take rows of several rollouts.
     """
 
     trained: int = 1
@@ -23,7 +25,9 @@ class Turns:
     window: int = 1
     group: int = 1
     by_group: bool = False
+    rows: int | None = None
     _made: int = 0  # calls
+    _since: int = 0  # calls since the rollout, or since all its rows were trained
     _boundary: bool = False
 
     def __post_init__(self) -> None:
@@ -37,6 +41,9 @@ class Turns:
         self._boundary = not rest and (
             self._ends(rows, self.window) or (self.by_group and self._ends(rows, self.group))
         )
+        self._since += 1
+        if self.rows and self._since == self.trained * -(-self.rows // self.batch):
+            self._since, self._boundary = 0, True
         return before, self._boundary
 
     def _ends(self, rows: int, every: int) -> bool:

@@ -57,6 +57,8 @@ class Config:
     `group` rows share a prompt, for the runtime; `announced` is the rows per update that it is told, if not the truth.
     `chosen` are the steps that each row trains, in that order, where they are known before the rollout.
     `moved` is the order in which each rank trains its rows, perhaps not all, that is known only with their rewards.
+    `leftover` is what becomes of gradients of rows that do not fill an update: `dropped` before the next rollout, or
+    `dropped later`, after it, `zeroed` as the one, `zeroed later` as the other, or `used` in the next update.
     `one_autocast` puts a whole rollout under one autocast region, so that calls share cached weights.
     """
 
@@ -68,6 +70,7 @@ class Config:
     announced: int | None = None
     chosen: tuple[int, ...] | None = None
     moved: tuple[tuple[int, ...], ...] | None = None
+    leftover: str = "dropped"
     rollouts: int = 2
     tokens: int = 4
     bf16: bool = False
@@ -131,9 +134,12 @@ def train(runtime: Lean | None, net: nn.Module, optimizer: Any, config: Config, 
     torch.manual_seed(7 + config.rank)
     result, policy = Result(), cast(Policy, getattr(net, "module", net))
     autocast = lambda: torch.autocast("cpu", torch.bfloat16, enabled=config.bf16)  # noqa: E731
+    drop = lambda: optimizer.zero_grad(set_to_none="zeroed" not in config.leftover)  # noqa: E731
+    trained = 0  # rows of the update
     for number in range(config.rollouts):
         lean = runtime if hooks.lean_in(number) else None
-        optimizer.zero_grad()
+        if config.leftover in ("dropped", "zeroed"):
+            drop()
         prompts = torch.randn(config.rows, 8, generator=noise)
         paths = torch.empty(config.rows, config.steps + 1, 1, config.tokens, 8)
         scores = torch.empty(config.rows, config.steps)
@@ -188,6 +194,9 @@ def train(runtime: Lean | None, net: nn.Module, optimizer: Any, config: Config, 
                 with lean.rollout(**window):
                     rollout()
         hooks.after_rollout(net)
+        if "later" in config.leftover:
+            drop()
+        trained = trained if config.leftover == "used" else 0
         rewards = torch.cat(scored)
         advantages = hooks.advantages((rewards - rewards.mean()) / (rewards.std() + 1e-8))
         if config.chosen is not None:
@@ -200,7 +209,8 @@ def train(runtime: Lean | None, net: nn.Module, optimizer: Any, config: Config, 
         order = hooks.steps_of(order)
         hooks.before_update(net)
         rows = config.moved[config.rank] if config.moved else range(config.rows)
-        for count, row in enumerate(rows, 1):
+        for row in rows:
+            trained += 1
             for place in config.chosen or range(config.trained):
                 step = int(order[row, place])
                 net.train()
@@ -218,7 +228,8 @@ def train(runtime: Lean | None, net: nn.Module, optimizer: Any, config: Config, 
                 ratio = torch.exp(_log_prob(velocity, paths[row, step], paths[row, step + 1], 0.3) - scores[row, step])
                 loss = torch.maximum(-advantages[row] * ratio, -advantages[row] * ratio.clamp(0.999, 1.001)).mean()
                 hooks.backward(hooks.loss(loss / (config.accumulate * config.trained)))
-            if count % config.accumulate == 0:
+            if trained == config.accumulate:
+                trained = 0
                 hooks.before_flush(net)
                 if lean is not None and not hooks.no_flush:
                     lean.flush(net, optimizer)
