@@ -15,6 +15,7 @@ from .fsdp1 import Held
 from .host import HostMemory
 from .kept import Kept, tolerance
 from .offload import OVER_HOST, Moved, to_host
+from .unlike import CHANGES, DRAWS, unchanged
 from .values import Uncuttable, as_tuple, detach_all, leaves, named, tensors_of
 from .window import Key, Window
 
@@ -50,16 +51,18 @@ def probe(window: Window, wrapper: sync.Wrapper, net: nn.Module, args: tuple[Any
     communicate in a forward.
     """
     device = where(args, kwargs)
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with unchanged(net, device) as before:
         rolled = tensors_of(net(*args, **kwargs))
         with training_mode(net), torch.enable_grad(), sync.keeping(net, wrapper):
             trained = tensors_of(as_tuple(net(*args, **_by_name(kwargs)), kwargs))
+        if before.drawn():
+            window.refusal = DRAWS
     torch.clear_autocast_cache()
     for a, b in zip(rolled, trained, strict=True):
         size = b.detach().double().norm().item()
         off = (a.detach().double() - b.detach().double()).norm().item()
         if not off <= tolerance(b.dtype) * size:
-            window.refusal = f"in train mode the network computes something else (by {off:.3g} of {size:.3g})"
+            window.refusal = window.refusal or f"in train mode the network computes something else (by {off:.3g} of {size:.3g})"
 
 
 def _by_name(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -136,9 +139,9 @@ class Capture:
         if first:
             window.books = plain.books(seen.attributes, plain.attributes_of(sync.bare(self.net)))
         if not all(map(torch.equal, generators, guard.generator_states(device))):
-            window.refusal = "the network draws random numbers"
+            window.refusal = DRAWS
         elif first and guard.checksum(self.net.buffers()) != seen.buffers:
-            window.refusal = "the network changes its buffers"
+            window.refusal = CHANGES
         elif isinstance(held, Cuts):
             window.refusal = held.refusal
         if window.refusal:

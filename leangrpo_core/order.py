@@ -112,10 +112,14 @@ class Orders:
 
     Args:
         once: says something to the user once.
+
+    Attributes:
+        drawer: what draws random numbers in a rollout, if it is known.
     """
 
     def __init__(self, once: Callable[[str], None]) -> None:
         self._once = once
+        self.drawer = ""
         self._order: Order | None = None
         self._ids: dict[str, Tensor] | None = None
 
@@ -150,8 +154,9 @@ class Orders:
         if ids is not None:
             self._ids = {"lean_row": ids.cpu(), "lean_step": drawn.cpu()}
         if order.generator_state is not None and not torch.equal(order.generator_state, torch.get_rng_state()):
+            drawer = self.drawer or "something in the rollout (a reward, perhaps)"
             self._once(
-                "something in the rollout (a reward, perhaps) draws from the CPU generator, so its numbers come in "
+                f"{drawer} draws from the CPU generator, so its numbers come in "
                 "another order than without the patch: training is as valid, but not equal number for number"
             )
         return drawn.to(device)

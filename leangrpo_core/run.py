@@ -23,6 +23,7 @@ from .reweight.fallback import Reweighting
 from .settings import Settings, load
 from .settle import Settling
 from .turns import Turns
+from .unlike import Unlike
 from .window import Window
 
 VERSION = "0.1.0"
@@ -40,6 +41,7 @@ class Run:
         auto: the choice of how windows run, where it is left to the run.
         audited: networks that an audit has found exact.
         useless: networks whose rollouts never had the inputs of the update.
+        unlike: whether the network changes more than its result.
     """
 
     def __init__(self) -> None:
@@ -55,6 +57,7 @@ class Run:
         self.reweighting = Reweighting(self.report.once)
         self.audited: WeakSet[nn.Module] = WeakSet()
         self.useless: WeakSet[nn.Module] = WeakSet()
+        self.unlike = Unlike()
         self._settings: Settings | None = None
         self._windows = 0
         self._rows = 0  # ids given out so far
@@ -170,6 +173,7 @@ class Run:
             self.window = None
             raise
         if last:
+            self.orders.drawer = "the network" if self.unlike.draws else ""
             self.auto.rollout_over()
         if last and self.window is not None:
             if self.window.reweight is not None:
@@ -218,5 +222,6 @@ class Run:
             self.useless.add(window.net)
         if window.net is not None and any(map(math.isfinite, window.audits)):
             self.audited.add(window.net)
+        self.unlike.learn(window)
         self.auto.saw(window)
         self.report.window(window, flush)

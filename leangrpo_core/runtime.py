@@ -219,6 +219,7 @@ class Lean:
         if run.auto.probing and not wrapper.refusal:
             run.auto.probe(window, wrapper, net, keys, args, kwargs, run.sizes, run.turns)
         run.reweighting.before_call(window, wrapper, net, keys, args, kwargs, run.auto.room)
+        before = run.unlike.before(window, net, capture.where(args, kwargs))
         try:
             result = keep.rollout_call(
                 window, wrapper, net, keys, args, kwargs,
@@ -228,6 +229,7 @@ class Lean:
             if not run.auto.survives(error, window, wrapper):
                 raise
         else:
+            result = run.unlike.after(window, wrapper, net, before, args, kwargs, result)
             if window.reweight is not None:
                 window.reweight.scoring.turn_on()
             return result

@@ -15,6 +15,7 @@ from ..kept import result_of
 from ..reweight import possible
 from ..seen import see
 from ..turns import Turns
+from ..unlike import unchanged
 from ..window import Key, Window
 from . import choice
 from .clock import now
@@ -85,7 +86,7 @@ def probe(
         return now(device) - began
 
     times: list[tuple[float, float, float]] = []
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with unchanged(net, device):
         for _ in range(2):  # the bytes are measured twice, which takes its time
             kept = [keep()]
         if not kept[0].held:

@@ -187,6 +187,9 @@ def test_unknown_ranks_are_asked_for(tmp_path, start) -> None:
         ({"num_generations": "1.5"}, "LG504", "whole"),
         ({"timestep_fraction": "nan"}, "LG504", "nan"),
         ({"sampling_steps": "inf"}, "LG504", "inf"),
+        ({"sampling_steps": "1" + "0" * 30}, "LG504", "2**53"),
+        ({"sampling_steps": str(2**53 + 2)}, "LG504", "2**53"),
+        ({"num_generations": "-1e300"}, "LG504", "2**53"),
         ({"sampling_steps": "1"}, "LG505", "trains 0 steps"),
         ({"timestep_fraction": "1.5"}, "LG505", "1.5"),
         ({"gradient_accumulation_steps": "25"}, "LG505", "no update is made"),
@@ -254,6 +257,27 @@ def test_what_is_missing_is_named() -> None:
         with pytest.raises(KitError) as caught:
             plan(upstream)
         assert caught.value.code == "LG506" and "ships no launch files" in caught.value.cause
+
+
+@pytest.mark.parametrize("kind", ["device", "pipe", "folder", "large"])
+def test_what_is_no_launch_file_is_not_read_to_its_end(kind: str, tmp_path) -> None:
+    """A device has no end, opening a pipe waits for a writer, and no launch file has a mebibyte."""
+    path = Path("/dev/zero") if kind == "device" else tmp_path / "launch.sh"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "large":
+        path.write_text(launch_text("flux", FLUX) + "#" * (1 << 20))
+    with pytest.raises(KitError, match="1 MiB" if kind == "large" else "not a regular file") as caught:
+        plan("DanceGRPO", path)
+    assert caught.value.code == "LG501"
+
+
+def test_a_number_of_ranks_beyond_all_measure(tmp_path) -> None:
+    text = launch_text("flux", FLUX).replace("--nproc_per_node=8", "--nproc_per_node=1" + "0" * 30)
+    assert "0" * 30 in text
+    fails(tmp_path, text, "LG503", ranks=None)
 
 
 def test_mini_refuses_leftovers(tmp_path) -> None:

@@ -173,7 +173,7 @@ EXPLAINED: dict[str, tuple[str, str]] = {
     ),
     "LG403": ("The script has no rehearsal, or not with these options.", "The message lists what is allowed."),
     "LG501": (
-        "No launch file was given, or it is missing, or is no text file.",
+        "No launch file was given, or it is missing, is no regular file or no text file, or is larger than 1 MiB.",
         "Give one of upstream's launch files: --launch FILE.",
     ),
     "LG502": (

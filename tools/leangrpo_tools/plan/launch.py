@@ -13,6 +13,8 @@ from leangrpo_tools.plan import shell
 from leangrpo_tools.plan.options import Option
 
 _LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
+_LARGEST_FILE = 1 << 20  # bytes; upstream's launch files have a few thousand
+_LARGEST_NUMBER = 2**53  # beyond it not every whole number is a float
 NOT_READ = "the file is read as text and never run, so a value computed when it runs is not known"
 
 
@@ -33,14 +35,7 @@ def find_training(path: Path, programs: dict[str, str]) -> Training:
     Raises:
         KitError: LG501 the file cannot be read, LG502 no command in it starts a known script.
     """
-    try:
-        text = path.read_bytes().decode("utf-8")  # line ends as they are: they matter to bash
-    except (OSError, UnicodeDecodeError) as err:
-        reason = err.strerror if isinstance(err, OSError) and err.strerror else str(err)
-        fix = "give the path of upstream's own launch script, e.g. --launch scripts/finetune/NAME.sh"
-        cause = "no text file" if isinstance(err, UnicodeDecodeError) else f"looked for from {Path.cwd()}"
-        raise KitError("LG501", f"{path}: {reason}", cause=cause, fix=fix) from err
-    reading = shell.read(text)
+    reading = shell.read(_text(path))
     found = [hit for command in reading.commands if (hit := _match(command, programs, reading.notes))]
     if not found:
         started = [word for command in reading.commands for word in command.words if word.endswith(".py")]
@@ -53,6 +48,26 @@ def find_training(path: Path, programs: dict[str, str]) -> Training:
         lines = ", ".join(f"{hit.script} in line {hit.line}" for hit in found[1:])
         found[0].notes.append(f"only the first training command is planned (line {found[0].line}); also there: {lines}")
     return found[0]
+
+
+def _text(path: Path) -> str:
+    """The file's text, line ends as they are: they matter to bash. Raises LG501; a device or a pipe is not opened."""
+    cause = f"looked for from {Path.cwd()}"
+    try:
+        if path.exists() and not path.is_file():
+            reason = "not a regular file"
+        else:
+            with path.open("rb") as file:
+                content = file.read(_LARGEST_FILE + 1)
+            if len(content) <= _LARGEST_FILE:
+                return content.decode("utf-8")
+            reason, cause = "larger than 1 MiB", "no launch file"
+    except UnicodeDecodeError as err:
+        reason, cause = str(err), "no text file"
+    except OSError as err:
+        reason = err.strerror or str(err)
+    fix = "give the path of upstream's own launch script, e.g. --launch scripts/finetune/NAME.sh"
+    raise KitError("LG501", f"{path}: {reason}", cause=cause, fix=fix)
 
 
 def _match(command: shell.Command, programs: dict[str, str], notes: list[str]) -> Training | None:
@@ -85,7 +100,7 @@ def _count(words: list[str], flag: str, default: int | None) -> int:
         if default is None:
             raise _ranks_unknown(f"--{flag} is not given in the launch file")
         return default
-    if re.fullmatch(r"0*[1-9]\d*", value):
+    if re.fullmatch(r"0*[1-9]\d{0,15}", value) and int(value) <= _LARGEST_NUMBER:
         return int(value)
     raise _ranks_unknown(f"--{flag} is {value!r} in the launch file")
 
@@ -176,8 +191,11 @@ class FlagValues:
             number = float(str(value))
         except ValueError:
             number = math.nan
-        if math.isfinite(number):
+        if abs(number) <= _LARGEST_NUMBER:
             return number
+        if math.isfinite(number):
+            fix = "correct the launch file: upstream would not train with it either"
+            raise KitError("LG504", f"--{flag} is {value}; at most 2**53 was expected", fix=fix)
         cause = NOT_READ if "$" in str(value) else "the launch file is not complete or not upstream's"
         fix = f"write the value of --{flag} into a copy of the launch file and plan that"
         raise KitError("LG504", f"--{flag} is {value!r}, which is not a number", cause=cause, fix=fix)
