@@ -62,7 +62,9 @@ def probe(window: Window, wrapper: sync.Wrapper, net: nn.Module, args: tuple[Any
         size = b.detach().double().norm().item()
         off = (a.detach().double() - b.detach().double()).norm().item()
         if not off <= tolerance(b.dtype) * size:
-            window.refusal = window.refusal or f"in train mode the network computes something else (by {off:.3g} of {size:.3g})"
+            window.refusal = (
+                window.refusal or f"in train mode the network computes something else (by {off:.3g} of {size:.3g})"
+            )
 
 
 def _by_name(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -57,6 +57,8 @@ class Leftover:
             fsdp1.forget_gradients(net)
         else:
             layermajor.forget_gradients(net)
+        if self._mark is not None and self._ours >= 0:
+            self._mark[0].grad = None
         self._mark, self._ours = None, -1
 
     def unmark(self) -> None:

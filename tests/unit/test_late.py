@@ -2,6 +2,7 @@
 
 import gc
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -182,7 +183,7 @@ def test_other_calls_than_announced(kind: str) -> None:
 
 def never_reduces(rank: int) -> Hooks:
     late._Call.walk_with_zeros = lambda self: None  # type: ignore[method-assign]  # in this forked process only
-    return Hooks()
+    return drops_a_loss(rank)
 
 
 @pytest.mark.parametrize(
@@ -202,9 +203,81 @@ def test_an_update_is_never_left_unreduced(kind: str, code: str) -> None:
 @MATRIX
 def test_a_step_without_flush_is_refused() -> None:
     with pytest.raises(ranks.RankFailed) as caught:
-        ranks.run(sides, 2, "fsdp2", ONE, [FEWER | {"hooks": lambda rank: Hooks(no_flush=True)}])
+        ranks.run(
+            sides, 2, "fsdp2", THREE, [FEWER | {"hooks": lambda rank: replace(drops_a_loss(rank), no_flush=True)}]
+        )
     for text in caught.value.errors.values():
         assert "LG603" in text and "gradients that were not reduced" in text
+
+
+# -- rows that do not fill an update ----------------------------------------------------------------------------------
+
+ALL = ONE | {"rows": 3, "trained": 1, "rollouts": 2}
+SOME = ALL | {"rows": 4, "moved": ((3, 1, 0), (2, 3, 1))}  # one row less than the rollout announced
+PART = ALL | {"rows": 8, "accumulate": 4, "group": 2, "moved": ((5, 1, 0, 2, 3, 4, 6),) * 2}  # a group, half of one
+SETTINGS = {
+    "all": (("retain", "late"), ALL),
+    "some": (("recompute", "late"), SOME),
+    "part": (("retain", "group"), PART),
+    "small budget": (("retain", "late", "0.00003"), ALL | {"rows": 5, "accumulate": 3, "trained": 2}),
+}
+LEFTOVERS = ("dropped", "dropped later", "zeroed", "zeroed later", "used")
+
+
+class Spare(Policy):
+    """Has a weight that no call uses, so that it has no gradient. The first one: it stands for all."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.spare = nn.Parameter(torch.ones(2))
+
+
+def leftovers(rank: int, world: int, kind: str, cases: list[dict[str, Any]]) -> list[tuple[Side, Side]]:
+    """Each training with the runtime, and natively."""
+    torch.set_default_dtype(torch.float64)
+    found, native = [], {}
+    for case in cases:
+        key = str(case["config"])
+        policy = {"policy": Spare} if kind == "fsdp2" else {}
+        native[key] = native.get(key) or job(rank, world, kind, False, {"config": case["config"]} | policy)
+        found.append((job(rank, world, kind, True, case | policy), native[key]))
+    return found
+
+
+FEW = ["all dropped", "part dropped", "some zeroed later", "part used"]
+EVERY = [f"{setting} {leftover}" for setting in SETTINGS for leftover in LEFTOVERS]
+
+
+def left(name: str, rollouts: int = 2) -> dict[str, Any]:
+    (setting,) = [known for known in SETTINGS if name.startswith(known)]
+    (schedule, sync, *budget), config = SETTINGS[setting]
+    more = {"LEANGRPO_AUDIT": "off", "LEANGRPO_BUDGET_GB": budget[0] if budget else "unlimited"}
+    config = config | {"leftover": name.removeprefix(f"{setting} "), "rollouts": rollouts}
+    return {"env": env(schedule, sync, **more), "config": config}
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "rollouts"),
+    [
+        ("fsdp", FEW, 2),
+        ("fsdp2", [*FEW, "part zeroed"], 2),
+        *[pytest.param(kind, EVERY, 3, marks=MATRIX) for kind in ("fsdp", "fsdp-orig", "fsdp2")],
+    ],
+)
+def test_rows_that_do_not_fill_an_update(kind: str, names: list[str], rollouts: int) -> None:
+    """Their gradients are upstream's: it drops them, before the next rollout or after it, or goes on from them."""
+    cases = [left(name, rollouts) for name in names if kind == "fsdp2" or name != "part zeroed"]
+    for pairs in ranks.run(leftovers, 2, kind, cases, seconds=200):
+        for ours, native in pairs:
+            assert len(native.result.gradients) >= 2
+            assert_same(ours.result, native.result, 1e-9)  # updates of AdamW apart
+
+
+def test_zeros_beside_what_a_group_has_reduced() -> None:
+    """Under FSDP1 nothing tells whether upstream has written them, so that the reduced part must go, too."""
+    with pytest.raises(ranks.RankFailed) as caught:
+        ranks.run(leftovers, 2, "fsdp", [left("part zeroed")])
+    assert set(caught.value.errors) == {0, 1} and all("LG610" in text for text in caught.value.errors.values())
 
 
 def no_room(rank: int) -> Hooks:

@@ -45,6 +45,20 @@ def test_a_boundary_begins_a_new_update() -> None:
         turns.update_over()
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_last_call_of_a_rollout(batch: int) -> None:
+    """Gradients are due after it though the update is not full; a second pass over the rows ends the same way."""
+    turns = Turns(trained=2, batch=batch, window=4 * batch, group=4 * batch, rows=6 * batch)
+    for _ in range(2):
+        due = []
+        for call in range(1, 13):
+            due.append(turns.next()[1])
+            if call == 8:
+                turns.update_over()
+        assert due == [call in (8, 12) for call in range(1, 13)]
+        turns.update_over()
+
+
 def test_before_a_rollout_each_call_stands_alone() -> None:
     turns = Turns()
     assert [turns.next()[1] for _ in range(3)] == [True] * 3
