@@ -195,7 +195,8 @@ class FlagValues:
             return number
         if math.isfinite(number):
             fix = "correct the launch file: upstream would not train with it either"
-            raise KitError("LG504", f"--{flag} is {value}; at most 2**53 was expected", fix=fix)
+            cause = "no run is that large: a digit too many, perhaps"
+            raise KitError("LG504", f"--{flag} is {value}; at most 2**53 was expected", cause=cause, fix=fix)
         cause = NOT_READ if "$" in str(value) else "the launch file is not complete or not upstream's"
         fix = f"write the value of --{flag} into a copy of the launch file and plan that"
         raise KitError("LG504", f"--{flag} is {value!r}, which is not a number", cause=cause, fix=fix)
