@@ -149,6 +149,8 @@ class Window:
         rows = frozenset(row for row, _, _ in keys)
         if rows == self.glanced or wrapper.refusal:
             return
+        if self.reweight is not None:
+            self.reweight.end_trajectory()  # where a reward has not done so: ranks communicate in one order
         self.glanced, other = rows, list[str]()
         if self.seen is not None and self.net is not None and self.calls:
             now = see(self.net, wholly=False)

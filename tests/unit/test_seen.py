@@ -218,8 +218,6 @@ def test_changed_for_a_sample_of_the_update(kind: str, window: Window) -> None:
 @KINDS
 def test_switched_for_another_call_and_put_back(kind: str, schedule: str, window: Window) -> None:
     """As a reference is computed with the adapters off; modes are switched, too."""
-    if (kind, schedule) == ("weights in place", "retain"):
-        pytest.skip("a graph cannot be walked after that: test_written_in_place_with_the_same_values")
     change, back, _ = CHANGES[kind]
     nets: list[Any] = []
 
@@ -235,7 +233,8 @@ def test_switched_for_another_call_and_put_back(kind: str, schedule: str, window
         return latents
 
     same(lambda: Hooks(update_latents=refer), schedule, policy)
-    assert (window()["replayed"], window()["recomputed"]) == (8, 0)
+    written = (kind, schedule) == ("weights in place", "retain")  # a graph cannot be walked after that
+    assert (window()["replayed"], window()["recomputed"]) == ((0, 8) if written else (8, 0))
 
 
 @SCHEDULES

@@ -19,8 +19,8 @@ class Scaled:
         self.optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-110)
 
-    def zero_grad(self) -> None:
-        self.optimizer.zero_grad()
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
 
     def step(self) -> None:
         self.scaler.step(self.optimizer)
