@@ -96,7 +96,7 @@ def everywhere(
     assert step >= least
 
 
-@pytest.mark.parametrize("kind", ["own", "made"])
+@pytest.mark.parametrize("kind", ["own", pytest.param("made", marks=pytest.mark.matrix)])
 def test_apply(small, kind: str) -> None:
     start = small.work / "start"
     fresh(small, kind, start)
@@ -112,7 +112,7 @@ def test_revert_of_an_edited_tree(small, kind: str) -> None:
     everywhere(small, start, undo, least=12)
 
 
-@pytest.mark.parametrize("kind", ["plain", "made"])
+@pytest.mark.parametrize("kind", ["plain", pytest.param("made", marks=pytest.mark.matrix)])
 def test_upgrade_of_an_edited_tree(small, kind: str) -> None:
     start = small.work / "start"
     fresh(small, kind, start)

@@ -63,7 +63,7 @@ def test_the_switch_off_is_the_native_run(patched: Path, session: Session) -> No
         pytest.param(Config(ranks=2, updates=2, sync="late"), marks=pytest.mark.slow),
         pytest.param(
             Config(ranks=2, updates=4, updates_per_rollout=2, precision="bf16", checkpointing=True, ema=True),
-            marks=pytest.mark.slow,
+            marks=[pytest.mark.slow, pytest.mark.matrix],
         ),
     ],
     ids=lambda config: (
