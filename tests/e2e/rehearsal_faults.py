@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from leangrpo_tools.rehearsal.base import Context
+from leangrpo_rehearsal.base import Context
 
 
 def other_inputs(context: Context) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from leangrpo_rehearsal.base import Config
+from leangrpo_rehearsal.scripts.mini import SCRIPT
 from leangrpo_tools import data, demo
 from leangrpo_tools.apply import apply
-from leangrpo_tools.rehearsal.base import Config
 from leangrpo_tools.rehearsal.rehearse import rehearse
-from leangrpo_tools.rehearsal.scripts.mini import SCRIPT
 from leangrpo_tools.rehearsal.session import Session
 
 TREE = data.data_root() / "patches/mini/tree"

@@ -63,7 +63,7 @@ def test_what_is_in_it(wheel: Path) -> None:
         names = found.namelist()
     tops = {name.split("/")[0] for name in names}
     assert {name for name in tops if not name.endswith(".dist-info")} == {
-        "leangrpo_core", "leangrpo_tools", "leangrpo_kit_data"
+        "leangrpo_core", "leangrpo_rehearsal", "leangrpo_tools", "leangrpo_kit_data"
     }  # fmt: skip
     root = data.data_root()
     wanted = {f"leangrpo_kit_data/{item.relative_to(root)}" for item in (root / "patches").rglob("*") if item.is_file()}

@@ -22,7 +22,7 @@ from support.grpo import Result
 from torch import Tensor, nn
 
 from leangrpo_core import Lean
-from leangrpo_tools.rehearsal.scripts.tiny import randomise
+from leangrpo_rehearsal.scripts.tiny import randomise
 
 pytestmark = [pytest.mark.matrix, pytest.mark.slow]
 WIDTH, SIZE, MOST = 32, (4, 2), 1.1

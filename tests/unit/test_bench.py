@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from leangrpo_rehearsal.base import Config
+from leangrpo_rehearsal.compare import Run
 from leangrpo_tools.apply import apply
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.rehearsal import bench, picture, timing, trees
-from leangrpo_tools.rehearsal.base import Config
-from leangrpo_tools.rehearsal.compare import Run
 from leangrpo_tools.rehearsal.rehearse import find_script
 from leangrpo_tools.rehearsal.session import Session
 from leangrpo_tools.rehearsal.timing import COSTS, BenchReport, Timing

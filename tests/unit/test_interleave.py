@@ -4,7 +4,7 @@ import threading
 import time
 from pathlib import Path
 
-from leangrpo_tools.rehearsal.interleave import STOP, Turns, give, order
+from leangrpo_rehearsal.interleave import STOP, Turns, give, order
 
 
 def test_each_round_is_begun_by_another_run() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from leangrpo_tools.rehearsal.base import Bound, Config
-from leangrpo_tools.rehearsal.compare import Run, compare, compare_update, replicas
+from leangrpo_rehearsal.base import Bound, Config
+from leangrpo_rehearsal.compare import Run, compare, compare_update, replicas
+from leangrpo_rehearsal.scripts import dancegrpo_flux, dancegrpo_wan_2_1
 from leangrpo_tools.rehearsal.render import render
 from leangrpo_tools.rehearsal.report import NOT_TESTED, Counts, Report
-from leangrpo_tools.rehearsal.scripts import dancegrpo_flux, dancegrpo_wan_2_1
 
 BITWISE, CLOSE = Bound(True, 0.0), Bound(False, 1e-6)
 Edit = Callable[[dict[str, Any]], None]

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from leangrpo_rehearsal import base, importhook
 from leangrpo_tools import apply
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.rehearsal import base, bench, importhook, verify
+from leangrpo_tools.rehearsal import bench, verify
 from leangrpo_tools.rehearsal.client import ForkServer
 from leangrpo_tools.rehearsal.runs import Injection
 
@@ -31,7 +32,7 @@ def test_the_device_has_a_generator_of_its_own(tmp_path: Path) -> None:
     out = run(
         """
         import torch
-        from leangrpo_tools.rehearsal import devicerng
+        from leangrpo_rehearsal import devicerng
         devicerng.install()
         device = torch.device("cpu")
         def noise_then_permutation(moved):
@@ -64,7 +65,7 @@ def test_cuda_calls_end_up_on_the_cpu(tmp_path: Path, precision: str) -> None:
     out = run(
         f"""
         import os, pathlib, torch, torch.distributed as dist
-        from leangrpo_tools.rehearsal import shims
+        from leangrpo_rehearsal import shims
         shims.install({precision!r}, pathlib.Path("store").absolute(), 20)
         torch.cuda.set_device(0); torch.cuda.synchronize()
         assert torch.zeros(1).to(torch.cuda.current_device()).device.type == "cpu"
@@ -92,7 +93,7 @@ def test_cuda_calls_end_up_on_the_cpu(tmp_path: Path, precision: str) -> None:
 def test_stubs_stand_in_for_missing_modules_only(tmp_path: Path) -> None:
     out = run(
         """
-        from leangrpo_tools.rehearsal import stubs
+        from leangrpo_rehearsal import stubs
         print(sorted(stubs.install(["json", "no_such_module"], always=("wandb",))))
         import no_such_module.deep.inside as inside
         from no_such_module import Base, decorate

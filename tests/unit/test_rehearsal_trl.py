@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from leangrpo_tools.rehearsal import child
-from leangrpo_tools.rehearsal.base import Script
+from leangrpo_rehearsal import child
+from leangrpo_rehearsal.base import Script
+from leangrpo_rehearsal.scripts import trl_ddpo
 from leangrpo_tools.rehearsal.rehearse import find_script
-from leangrpo_tools.rehearsal.scripts import trl_ddpo
 
 SCRIPT = find_script("trl_ddpo")
 

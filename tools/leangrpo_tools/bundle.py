@@ -150,6 +150,7 @@ def _kit_files() -> dict[str, Path]:
     folders = {
         "leangrpo_core": data.core_path(),
         "patches": root / "patches",
+        "tools/leangrpo_rehearsal": data.rehearsal_path(),
         "tools/leangrpo_tools": Path(__file__).parent,
     }
     found = {"upstreams.lock": data.lock_path()}

@@ -55,6 +55,11 @@ def core_path() -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
+def rehearsal_path() -> Path:
+    """The folder of the package that rehearsals run in the training interpreter, beside this one."""
+    return Path(__file__).parent.parent / "leangrpo_rehearsal"
+
+
 def cache_dir() -> Path:
     """The cache folder: ``LEANGRPO_CACHE``, or the platform's user cache. It may not exist yet."""
     chosen = os.environ.get("LEANGRPO_CACHE")

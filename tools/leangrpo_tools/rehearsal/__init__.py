@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from leangrpo_tools.errors import KitError
 
 if TYPE_CHECKING:
-    from leangrpo_tools.rehearsal.base import Config
+    from leangrpo_rehearsal.base import Config
     from leangrpo_tools.rehearsal.report import Report
     from leangrpo_tools.rehearsal.runs import Injection
     from leangrpo_tools.rehearsal.session import Session

@@ -42,7 +42,7 @@ class ForkServer:
         )  # fmt: skip
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the server)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "leangrpo_tools.rehearsal.server"],
+            [sys.executable, "-m", "leangrpo_rehearsal.server"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=env, text=True, bufsize=1,
         )  # fmt: skip
         self._events: dict[str, queue.Queue[dict[str, Any] | None]] = {}

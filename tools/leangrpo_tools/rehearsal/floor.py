@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+from leangrpo_rehearsal import compare
+from leangrpo_rehearsal.base import Bound
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.rehearsal import compare
-from leangrpo_tools.rehearsal.base import Bound
 from leangrpo_tools.rehearsal.runs import Stage
 from leangrpo_tools.rehearsal.session import Native, Session, native_key
 

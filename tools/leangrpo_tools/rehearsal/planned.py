@@ -6,10 +6,10 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from leangrpo_rehearsal.base import Config, Script
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.plan import Machine, PlanReport, Speeds, plan
 from leangrpo_tools.plan.choice import Choice
-from leangrpo_tools.rehearsal.base import Config, Script
 
 if TYPE_CHECKING:
     from leangrpo_tools.rehearsal.timing import Timing

@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from leangrpo_rehearsal import compare
+from leangrpo_rehearsal.base import Bound, Config, Script
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.rehearsal import compare, floor
-from leangrpo_tools.rehearsal.base import Bound, Config, Script
+from leangrpo_tools.rehearsal import floor
 from leangrpo_tools.rehearsal.report import NOT_TESTED, Counts, Report
 from leangrpo_tools.rehearsal.runs import TIMEOUT_S, Injection, Stage
 from leangrpo_tools.rehearsal.session import Native, Session
 
-SCRIPTS = "leangrpo_tools.rehearsal.scripts"
+SCRIPTS = "leangrpo_rehearsal.scripts"
 
 
 def rehearse(

@@ -6,8 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
-from leangrpo_tools.rehearsal.base import Bound, Config
-from leangrpo_tools.rehearsal.compare import Update
+from leangrpo_rehearsal.base import Bound, Config
+from leangrpo_rehearsal.compare import Update
 
 NOT_TESTED = (
     "CUDA kernels and their rounding (everything ran on CPU)",

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from leangrpo_rehearsal.base import Config, Script
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.rehearsal.base import Config, Script
 from leangrpo_tools.rehearsal.client import ForkServer, RankExit
 
 TIMEOUT_S = 120.0

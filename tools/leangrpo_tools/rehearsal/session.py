@@ -8,9 +8,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from leangrpo_tools.rehearsal.base import Config
+from leangrpo_rehearsal.base import Config
+from leangrpo_rehearsal.compare import Run
 from leangrpo_tools.rehearsal.client import ForkServer
-from leangrpo_tools.rehearsal.compare import Run
 from leangrpo_tools.rehearsal.scratch import Scratch
 
 

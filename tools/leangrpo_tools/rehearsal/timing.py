@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from leangrpo_tools.rehearsal import compare, interleave, planned
-from leangrpo_tools.rehearsal.base import Config, Script
+from leangrpo_rehearsal import compare, interleave
+from leangrpo_rehearsal.base import Config, Script
+from leangrpo_tools.rehearsal import planned
 from leangrpo_tools.rehearsal.client import RankExit
 from leangrpo_tools.rehearsal.rehearse import check, find_script, full_name
 from leangrpo_tools.rehearsal.runs import Stage

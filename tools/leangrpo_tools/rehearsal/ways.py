@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from leangrpo_tools.rehearsal.base import Config
+from leangrpo_rehearsal.base import Config
 
 AUTO_ROLLOUTS = 10
 """Where the run itself chooses: a native rollout, one with the probe, six that may be compared, and two that count."""
