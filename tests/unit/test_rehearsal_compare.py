@@ -15,6 +15,7 @@ from leangrpo_rehearsal.compare import Run, compare, compare_update, replicas
 from leangrpo_rehearsal.scripts import dancegrpo_flux, dancegrpo_wan_2_1
 from leangrpo_tools.rehearsal.render import render
 from leangrpo_tools.rehearsal.report import NOT_TESTED, Counts, Report
+from leangrpo_tools.rehearsal.verdict import Verdict
 
 BITWISE, CLOSE = Bound(True, 0.0), Bound(False, 1e-6)
 Edit = Callable[[dict[str, Any]], None]
@@ -86,20 +87,38 @@ def test_equal_runs_match() -> None:
         ([[{"replayed": 0, "reasons": {"dropout 0.1 is active": 12}}]] * 2, "dropout 0.1 is active"),
     ],
 )
-def test_a_run_without_replay_proves_nothing(windows: list[list[dict[str, Any]]], reason: str) -> None:
+def test_equal_and_nothing_replayed_is_a_verdict_of_its_own(windows: list[list[dict[str, Any]]], reason: str) -> None:
     found = report(windows=windows)
-    assert not found.ok and reason in found.problems[0]
+    (warned,) = found.warnings
+    assert found.verdict is Verdict.WARNED and found.ok and not found.problems
+    assert warned.code == "LG411" and reason in warned.text
+    assert (found.exit_code, report(windows=windows, strict=True).exit_code) == (0, 1)
+    assert "warning LG411: " in found.render() and found.render().endswith("\nMATCH with warnings")
+    plain = found.to_json()
+    assert (plain["ok"], plain["verdict"]) == (True, "MATCH with warnings")
+    assert plain["warnings"] == [{"code": "LG411", "text": warned.text}]
     # recompute, or a budget of nothing, asks for no replay
     for config in (Config(ranks=2, updates=2, schedule="recompute"), Config(ranks=2, updates=2, budget_gb="0")):
-        assert report(windows=windows, config=config).ok
+        assert report(windows=windows, config=config).verdict is Verdict.MATCH
+
+
+def test_a_warning_hides_no_mismatch() -> None:
+    """Nor does a mismatch or a crash come with a word on what it replayed."""
+    nothing: list[list[dict[str, Any]]] = [[], []]
+    for strict in (False, True):
+        wrong = report(flip, windows=nothing, strict=strict)
+        assert wrong.verdict is Verdict.MISMATCH and wrong.exit_code == 1 and wrong.to_json()["verdict"] == "MISMATCH"
+        assert report(strict=strict).exit_code == 0
+    assert not report(windows=nothing, failures=["the patched script ended badly"]).warnings
 
 
 def test_a_run_that_has_nothing_to_replay() -> None:
     """Where the script knows that, a replay is the problem."""
     nothing, some = ([[{"replayed": steps, "reasons": {}}]] * 2 for steps in (0, 3))
-    assert report(windows=nothing, nothing_to_replay="inputs are rounded").ok
+    found = report(windows=nothing, nothing_to_replay="inputs are rounded")
+    assert found.ok and [(warned.code, "rounded" in warned.text) for warned in found.warnings] == [("LG411", True)]
     found = report(windows=some, nothing_to_replay="inputs are rounded")
-    assert found.problems == ["6 steps were replayed, though inputs are rounded"]
+    assert found.problems == ["6 steps were replayed, though inputs are rounded"] and not found.ok
 
 
 def test_a_difference_names_update_tensor_parameter_and_rank() -> None:
@@ -139,6 +158,8 @@ def test_a_run_that_stopped_is_no_word_on_its_control() -> None:
     stopped = report(failures=["the patched script ended badly"])
     stopped.control, stopped.updates = [], []
     assert stopped.problems == ["the patched script ended badly"]
+    assert stopped.to_json()["control_caught"] is None
+    assert "flipped: not run\n" in stopped.render() and "NOT CAUGHT" not in stopped.render()
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ def verify_command(
     option: Annotated[
         list[str] | None, typer.Option(metavar="O=VALUE", help="An option of this script alone; may be repeated.")
     ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="A match with warnings is exit status 1, too.")] = False,
     json: Json = None,
 ) -> None:
     """Run upstream's own script on CPU, unpatched and patched, and compare every update."""
@@ -54,6 +55,7 @@ def verify_command(
             ema=ema,
             budget=budget,
             options=_options(option),
+            strict=strict,
         )
         out.done(report, show.rehearsed)
 

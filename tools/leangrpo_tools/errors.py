@@ -61,6 +61,7 @@ CODES: dict[str, Code] = {
     "LG312": Code("another commit or version than the pin", 1),
     "LG401": Code("could not rehearse", 3),
     "LG403": Code("no such rehearsal", 2),
+    "LG411": Code("the rehearsal matches, and nothing was replayed", 1),
     "LG501": Code("the launch file cannot be read", 2),
     "LG502": Code("the launch file does not start a known script", 2),
     "LG503": Code("the number of ranks is not known", 2),

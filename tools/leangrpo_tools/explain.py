@@ -171,6 +171,11 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "Upstream's own script does not run on this machine: a missing package, or a changed script.",
         "The message names the log. This says nothing about whether the patch is right.",
     ),
+    "LG411": (
+        "A warning: every update is equal, but the patched run recomputed each step, as upstream does, so the patch "
+        "saves nothing. The message has the runtime's reasons, such as dropout that is active.",
+        "Remove the reason if you can. The exit status is 0; verify-patch --strict makes it 1.",
+    ),
     "LG403": ("The script has no rehearsal, or not with these options.", "The message lists what is allowed."),
     "LG501": (
         "No launch file was given, or it is missing, is no regular file or no text file, or is larger than 1 MiB.",

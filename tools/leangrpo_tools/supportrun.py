@@ -76,9 +76,10 @@ def _verified(
 ) -> Report:
     options = options or find_script(script.rehearsal).shown
     report = verify(upstream, script=script.name, tree=tree, session=session, options=options, **config)
-    if not report.ok:
+    unsaid = [warning.text for warning in report.warnings if not report.nothing_to_replay]
+    if report.problems or unsaid:
         raise KitError(
-            "LG401", f"{upstream} {script.name} does not match: {'; '.join(report.problems)}",
+            "LG401", f"{upstream} {script.name} does not match: {'; '.join(report.problems + unsaid)}",
             fix=f"verify-patch {upstream} --script {script.name} shows the whole report",
         )  # fmt: skip
     return report

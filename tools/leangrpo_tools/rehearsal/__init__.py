@@ -52,6 +52,7 @@ def verify(
     inject: Sequence[Injection] = (),
     session: Session | None = None,
     timeout_s: float = TIMEOUT_S,
+    strict: bool = False,
 ) -> Report:
     """Rehearses one script of an upstream.
 
@@ -73,6 +74,7 @@ def verify(
         inject: functions to run in chosen ranks before the script starts, for tests.
         session: a fork server and native runs to share between rehearsals.
         timeout_s: how long a rank may go without progress.
+        strict: a warning makes the report's exit code 1.
 
     Raises LG401 when upstream's script cannot be run here, LG403 for a configuration it does not have.
     """
@@ -87,8 +89,9 @@ def verify(
 
         report = rehearse(
             found.rehearsal, found.native, found.patched, config, session=shared, upstream=found.upstream,
-            inject=inject, timeout_s=timeout_s, say=say,
+            inject=inject, timeout_s=timeout_s, say=say, file=found.file,
         )  # fmt: skip
+        report.strict = strict
         report.notes += found.notes
         shared.keep |= bool(report.failures)
         return report

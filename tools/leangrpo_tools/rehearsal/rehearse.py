@@ -29,11 +29,12 @@ def rehearse(
     inject: Sequence[Injection] = (),
     timeout_s: float = TIMEOUT_S,
     say: Callable[[str], None] = lambda text: None,
+    file: str = "",
 ) -> Report:
     """Runs `SCRIPT` of a module under `scripts` in both trees and compares. Neither tree is written to.
 
-    `say` is told what happens, for a progress line. Raises LG401 when upstream's own script does not run, LG403 for
-    a configuration the script does not have.
+    `say` is told what happens, for a progress line. `file` is the script's own name in the user's tree. Raises LG401
+    when upstream's own script does not run, LG403 for a configuration the script does not have.
     """
     module = full_name(module)
     script = find_script(module)
@@ -77,6 +78,7 @@ def rehearse(
         else:
             failures.append(f"the negative control ended badly: {stage.explain('control', exits)}")
     report = _report(stage, upstream, before, after, bound)
+    report.tested = _tested(script, config, file)
     report.control, report.failures, report.notes = control, failures, notes
     if (averaged or (script.replicated and config.ranks > 1)) and not failures:
         report.replicas = compare.replicas(after)
@@ -146,7 +148,6 @@ def _report(stage: Stage, upstream: str, before: Native, after: compare.Run, bou
         },
         windows=windows,
         nothing_to_replay=script.nothing_to_replay(config),
-        tested=_tested(script, config),
         not_tested=[*NOT_TESTED, *script.not_tested(config)],
         logs=str(stage.root / "logs"),
     )
@@ -159,10 +160,10 @@ def _counts(run: compare.Run) -> Counts:
     return Counts(*([int(summary[kind]) for summary in run.summaries] for kind in ("grad", "no_grad")))
 
 
-def _tested(script: Script, config: Config) -> list[str]:
+def _tested(script: Script, config: Config, file: str) -> list[str]:
     buffers = f" with a buffer per {BUFFERED[config.buffers]}" if config.schedule == "reweight" else ""
     details: list[Any] = [
-        f"{script.path}, {config.ranks} rank{'s' if config.ranks > 1 else ''}, {config.updates} updates, "
+        f"{file or script.path}, {config.ranks} rank{'s' if config.ranks > 1 else ''}, {config.updates} updates, "
         f"{config.updates_per_rollout} per rollout",
         f"{config.generations} generations, {config.steps} steps, fraction {config.fraction:g}",
         "fp32 (autocast off)" if config.precision == "fp32" else "bf16 autocast",

@@ -26,15 +26,16 @@ def render(report: Report, terminal: bool | None = None) -> str:
     if report.replicas:
         equal, updates = sum(report.replicas), len(report.replicas)
         lines += [f"ranks of the patched run: weights equal to the bit after {equal} of {updates} updates"]
-    caught = "caught" if report.control_caught else "NOT CAUGHT"
+    caught = ("caught" if report.control_caught else "NOT CAUGHT") if report.control else "not run"
     distance = f" (relative L2 {_number(report.control[0].grad_rel_l2)})" if report.control else ""
     lines += [f"negative control: one advantage's sign flipped: {caught}{distance}"]
     lines += [f"note: {note}" for note in report.notes]
     lines += ["tested: " + "; ".join(report.tested), "not tested: " + "; ".join(report.not_tested), ""]
     lines += [f"problem: {problem}" for problem in report.problems]
+    lines += [f"warning {warning.code}: {warning.text}" for warning in report.warnings]
     if report.failures:
         lines.append(f"logs: {report.logs}")
-    lines.append("MATCH" if report.ok else "MISMATCH")
+    lines.append(report.verdict.value)
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from leangrpo_rehearsal.base import Bound, Config
 from leangrpo_rehearsal.compare import Update
+from leangrpo_tools.rehearsal.verdict import NOTHING_REPLAYED, Verdict, Warned
 
 NOT_TESTED = (
     "CUDA kernels and their rounding (everything ran on CPU)",
@@ -29,7 +30,7 @@ class Counts:
 
 @dataclasses.dataclass
 class Report:
-    """Everything a rehearsal found out. `ok` and `exit_code` are the verdict."""
+    """Everything a rehearsal found out. `problems` and `warnings` make the verdict."""
 
     upstream: str
     script: str
@@ -62,6 +63,8 @@ class Report:
     not_tested: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     logs: str = ""
+    strict: bool = False
+    """Warnings make the exit status 1."""
 
     @property
     def floor_bitwise(self) -> bool:
@@ -92,36 +95,49 @@ class Report:
         found += [f"update {index}: the ranks' weights differ from each other" for index in apart]
         if any(not update.finite for update in self.floor):
             found.append("upstream's own run has values that are not finite")
-        if (
-            self.config.schedule in ("retain", "reweight")
-            and self.config.budget_gb == "unlimited"
-            and not self.failures
-        ):
-            found += self._without_replay()
+        if self.nothing_to_replay and self._asks_for_replay and self._replayed:
+            found.append(f"{self._replayed} steps were replayed, though {self.nothing_to_replay}")
         if not self.control_caught and (self.control or not self.failures):
             found.append("the negative control was not caught: a flipped advantage looked like a match")
         return found
 
-    def _without_replay(self) -> list[str]:
-        """A patched run that replays nothing is upstream's own: equal gradients would prove nothing."""
-        windows = [window for rank in self.windows for window in rank]
-        replayed = sum(window["replayed"] for window in windows)
-        if self.nothing_to_replay:
-            return [f"{replayed} steps were replayed, though {self.nothing_to_replay}"] if replayed else []
-        if replayed:
+    @property
+    def warnings(self) -> list[Warned]:
+        """What a user has to know though no number is wrong. Nothing of a run that ended badly."""
+        if self.failures or not self._asks_for_replay:
             return []
-        reasons = sorted({reason for window in windows for reason in window["reasons"]})
-        return [f"the patched run replayed nothing: {'; '.join(reasons) or 'its script never opened a window'}"]
+        return self._without_replay()
+
+    @property
+    def _asks_for_replay(self) -> bool:
+        return self.config.schedule in ("retain", "reweight") and self.config.budget_gb == "unlimited"
+
+    @property
+    def _replayed(self) -> int:
+        return sum(window["replayed"] for rank in self.windows for window in rank)
+
+    def _without_replay(self) -> list[Warned]:
+        """A patched run that replays nothing is upstream's own: equal gradients say nothing of replays."""
+        if self._replayed:
+            return []
+        reasons = {reason for rank in self.windows for window in rank for reason in window["reasons"]}
+        why = "; ".join(sorted(reasons)) or self.nothing_to_replay or "its script never opened a window"
+        return [Warned(NOTHING_REPLAYED, f"nothing was replayed, so nothing is saved: {why}")]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether patched and native training match, and the rehearsal would have noticed if not."""
+        return Verdict.of(self.problems, self.warnings)
 
     @property
     def ok(self) -> bool:
-        """Whether patched and native training match, and the rehearsal would have noticed if not."""
-        return not self.problems
+        """Whether they match, warnings or not."""
+        return self.verdict is not Verdict.MISMATCH
 
     @property
     def exit_code(self) -> int:
         """0 match, 1 mismatch. What could not be rehearsed never becomes a report."""
-        return 0 if self.ok else 1
+        return self.verdict.exit_code(self.strict)
 
     def render(self) -> str:
         """The report as text, with colour if stdout is a terminal."""
@@ -134,6 +150,8 @@ class Report:
         forwards: dict[str, Any] = {name: dataclasses.asdict(counts) for name, counts in self.forwards.items()}
         return {
             "ok": self.ok,
+            "verdict": self.verdict.value,
+            "warnings": [dataclasses.asdict(warning) for warning in self.warnings],
             "upstream": self.upstream,
             "script": self.script,
             "config": dataclasses.asdict(self.config) | {"options": dict(self.config.options)},
@@ -142,7 +160,7 @@ class Report:
             "updates": [_plain(update, self.bound) for update in self.updates],
             "floor": {"bitwise": self.floor_bitwise, "updates": [_plain(update, None) for update in self.floor]},
             "replicas_equal": self.replicas,
-            "control_caught": self.control_caught,
+            "control_caught": self.control_caught if self.control else None,
             "control": [_plain(update, None) for update in self.control],
             "rollouts": self.config.rollouts,
             "forwards": forwards,

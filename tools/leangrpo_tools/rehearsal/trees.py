@@ -18,12 +18,14 @@ BIGGEST = 4 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Trees:
-    """Folders with the unpatched and the patched code, the upstream's name, and the rehearsal's module."""
+    """Folders with the unpatched and the patched code, the upstream's name, the rehearsal's module, the script's file
+    as the user's tree names it."""
 
     native: Path
     patched: Path
     upstream: str
     rehearsal: str
+    file: str
     notes: list[str]
 
 
@@ -54,7 +56,8 @@ def export(root: Path, folder: Path, script: str, *, upstream: str | None = None
         )  # fmt: skip
     edited = sorted(states.edited(tree, state))
     notes = [f"{tree.root}: edited since it was patched, and compared as it is: {', '.join(edited)}"] if edited else []
-    trees = Trees(folder / "native", folder / "patched", state.upstream, found.rehearsal, notes)
+    own = state.script_files.get(found.name, found.file)
+    trees = Trees(folder / "native", folder / "patched", state.upstream, found.rehearsal, own, notes)
     names = [*_listed(tree, state), *state.files]
     config = states.path(tree).parent
     names += [str(file.relative_to(tree.root)) for file in config.rglob("*") if file.is_file()]
@@ -74,7 +77,6 @@ def export(root: Path, folder: Path, script: str, *, upstream: str | None = None
         else:
             (trees.native / name).unlink(missing_ok=True)
     shutil.rmtree(trees.native / config.name, ignore_errors=True)
-    own = state.script_files.get(found.name, found.file)
     if own != found.file:
         # The rehearsal starts the script under the name that it has upstream.
         for copy in (trees.native, trees.patched):
