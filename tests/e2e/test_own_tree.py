@@ -129,9 +129,34 @@ def test_taken_name(clone) -> None:
     assert "'lean' is already used there, line 3" in refused("LG206", clone)
 
 
-def test_missing_file(clone) -> None:
+def test_scripts_that_the_tree_does_not_have(clone) -> None:
+    """Nobody asked for them: what is there is patched. Asked for by name or by the pin, they are an error."""
     (clone / FILE).unlink()
-    assert FILE in refused("LG306", clone)
+    git(clone, "commit", "-q", "-a", "-m", "older")
+    for options in (
+        {"scripts": ["flux"]},
+        {"scripts": ["flux", "wan_2_1"]},
+        {"scripts": ["flux"], "allow_partial": True},
+    ):
+        assert FILE in refused("LG201" if "allow_partial" in options else "LG306", clone, **options)
+    before = contents(clone)
+    for partial in (False, True):
+        result = apply("DanceGRPO", tree=clone, allow_partial=partial)
+        assert result.scripts == ["flux_lora", "wan_2_1"] and result.absent == {"flux": FILE}
+        assert result.exit_code == 0 and any(FILE in text for text in result.notices)
+        assert not apply("DanceGRPO", tree=clone, allow_partial=partial).changed
+        assert check(clone).exit_code == 0
+        revert(clone)
+        assert contents(clone) == before
+    git(clone, "checkout", "-q", "HEAD~", "--", FILE)
+    assert apply("DanceGRPO", tree=clone).absent == {}
+    (clone / FILE).unlink()
+    revert(clone)
+
+
+def test_the_pin_has_every_script(clone) -> None:
+    (clone / FILE).unlink()
+    assert FILE in refused("LG306", clone, strict_pin=True)
 
 
 def test_taken_vendored_folder(clone) -> None:
@@ -365,7 +390,8 @@ def test_allow_partial(clone) -> None:
     (clone / FILE.replace("flux", "flux_lora")).unlink()
     (clone / OTHER).write_text("def broken(:\n")
     message = refused("LG201", clone, allow_partial=True)
-    assert "flux: LG306" in message and "wan_2_1: LG204" in message
+    assert "flux: LG306" not in message and "wan_2_1: LG204" in message
+    assert "flux: LG306" in refused("LG201", clone, allow_partial=True, scripts=["flux", "wan_2_1"])
 
 
 def test_strict_pin(kit, clone) -> None:

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from leangrpo_tools import __version__, fetch, journal, lock, lookalike, patchplan, pin, snapshot, vendor
@@ -20,52 +20,9 @@ from leangrpo_tools.gitcmd import BASE_REF
 from leangrpo_tools.patchplan import Plan
 from leangrpo_tools.recipe import Recipe
 from leangrpo_tools.reconcile import reconcile, settle, standings
+from leangrpo_tools.selection import ApplyResult, Wish, select
 from leangrpo_tools.state import FileState, State
 from leangrpo_tools.tree import Content, Tree, sha256
-
-
-@dataclass
-class ApplyResult:
-    """What ``apply`` did. ``diff`` is filled by a dry run, ``edits`` lists the places by file, ``skipped`` says why."""
-
-    upstream: str
-    dest: Path
-    scripts: list[str]
-    changed: bool = False
-    dry_run: bool = False
-    commit: str | None = None
-    base: str | None = None
-    patch: str | None = None
-    notices: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    files: dict[str, str] = field(default_factory=dict)
-    edits: dict[str, list[dict[str, object]]] = field(default_factory=dict)
-    skipped: dict[str, dict[str, object]] = field(default_factory=dict)
-    diff: bytes = b""
-    fetch_seconds: float = 0.0
-    patch_seconds: float = 0.0
-
-    @property
-    def exit_code(self) -> int:
-        """1 if a script that was asked for is not patched."""
-        return 1 if self.skipped else 0
-
-    def to_json(self) -> dict[str, object]:
-        """Plain data for ``--json``."""
-        plain: dict[str, object] = {**self.__dict__, "ok": not self.skipped, "dest": str(self.dest)}
-        plain["diff"] = self.diff.decode("utf-8", "replace")
-        return plain
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What the options ask for."""
-
-    choices: Choices
-    dry_run: bool
-    allow_partial: bool
-    strict_pin: bool
-    vendored: bool | None
 
 
 def apply(
@@ -180,21 +137,11 @@ def _patch_alone(tree: Tree, recipe: Recipe, wish: Wish, entry: lock.Entry) -> A
     if not (wish.vendored if wish.vendored is not None else state is None or state.vendored):
         recipe = recipe.without_vendor()
     had = state.scripts if state else []
-    default = recipe.scripts if wish.allow_partial else had or recipe.scripts
-    chosen = [script for script in recipe.scripts if script in {*had, *(choices.scripts or default)}]
-    if wish.allow_partial:
-        chosen, skipped = patchplan.possible(tree, recipe, chosen, state)
-        result.skipped = {name: err.to_json() for name, err in skipped.items()}
-        if not chosen:
-            raise KitError(
-                "LG201",
-                "nothing was written; no script can be patched\n"
-                + "\n".join(f"{name}: {err.code}: {err.what}" for name, err in skipped.items()),
-                fix="leangrpo explain " + next(iter(skipped.values())).code,
-            )
-    result.scripts = chosen
+    recipe, chosen = select(tree, recipe, wish, choices, state, result)
     others = [
-        script for script in recipe.scripts if script not in chosen and not (wish.choices.scripts or result.skipped)
+        script
+        for script in recipe.scripts
+        if script not in {*chosen, *result.absent} and not (wish.choices.scripts or result.skipped)
     ]
     if others:
         result.notices.append(f"not patched: {', '.join(others)}; add with --script NAME")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from leangrpo_tools import store, vendor
+from leangrpo_tools import absent, store, vendor
 from leangrpo_tools.errors import KitError
+from leangrpo_tools.follow import without
 from leangrpo_tools.recipe import Recipe
 from leangrpo_tools.state import State
 from leangrpo_tools.tree import Content, Tree
@@ -57,24 +58,12 @@ def _read(tree: Tree, recipe: Recipe, state: State | None, plan: Plan) -> None:
         if content is not None:
             plan.before[name] = content
     if missing:
-        raise KitError(
-            "LG306",
-            "missing in the tree: " + ", ".join(missing),
-            cause=f"{tree.root} is no checkout of {recipe.upstream}, or the scripts were renamed"
-            + ("" if tree.is_repo or tree.top is None else f"; it lies in the repository {tree.top}"),
-            fix="name the file of a script with --script-as S=FILE, or choose those that are there with --script: "
-            + ", ".join(recipe.scripts),
-        )
+        raise absent.missing(tree, recipe, plan.scripts, missing)
     for name, item in (state.files if state else {}).items():
         if state is not None and item.before is not None and name not in plan.before:
             plan.restored[name] = Content(store.get(tree, item.before, name, state.base), item.mode)
     if recipe.vendored and not tree.path(recipe.vendor).parent.is_dir():
-        raise KitError(
-            "LG306",
-            f"there is no folder {recipe.vendor.rpartition('/')[0]} in {tree.root}",
-            cause="the scripts import their runtime from there; the package was renamed, or this is a folder above it",
-            fix=f"give the folder that holds it: --tree {tree.root}/FOLDER",
-        )
+        raise absent.package(tree, recipe)
 
 
 def _transform(recipe: Recipe, plan: Plan) -> None:
@@ -103,14 +92,19 @@ def _transform(recipe: Recipe, plan: Plan) -> None:
             cause="the file is patched already by hand or by a lost state, or it uses the name for something else",
             fix="restore the file, or rename what has that name",
         )
-    count = sum(1 for item in wrong)
-    raise KitError(
-        "LG201",
-        f"nothing was written; {count} anchor{'s do' if count > 1 else ' does'} not match\n{text}",
-        cause="the file differs from the pinned commit where the patch goes",
-        fix="compare these lines with the pin; where more was found than expected, choose with --anchor; or leave the "
-        "script out with --script, or patch the others with --allow-partial",
-    )
+    count = len(wrong)
+    cause = "the file differs from the pinned commit where the patch goes"
+    fix = "compare these lines with the pin, and restore them"
+    known = [item for item in wrong if item.lines and not item.taken]
+    if len(known) == count:
+        every = [f"--anchor {item.edit.address}={','.join(map(str, sorted(set(item.lines))))}" for item in known]
+        fix = f"choose the places that are meant, of all that were found: {' '.join(every)}"
+    bad = [item.edit for item in wrong]
+    out = [name for name in plan.scripts if any(edit in bad for edit in recipe.scripts[name].edits)]
+    if len(out) < len(plan.scripts):
+        fix += f"; or {without(recipe, plan.scripts, out)}"
+    what = f"nothing was written; {count} anchor{'s do' if count > 1 else ' does'} not match"
+    raise KitError("LG201", f"{what}\n{text}", cause=cause, fix=fix)
 
 
 def _vendor(tree: Tree, recipe: Recipe, state: State | None, plan: Plan) -> None:

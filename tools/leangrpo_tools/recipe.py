@@ -174,6 +174,17 @@ class Recipe:
             changed[name] = replace(script, file=file, edits=edits)
         return replace(self, scripts=changed)
 
+    def moved(self, files: dict[str, dict[str, str]]) -> Recipe:
+        """The recipe with other files beside a script's own: per script, the file for each that the recipe names."""
+        changed = {
+            name: replace(
+                self.scripts[name],
+                edits=tuple(replace(edit, file=new.get(edit.file, edit.file)) for edit in self.scripts[name].edits),
+            )
+            for name, new in files.items()
+        }
+        return replace(self, scripts={**self.scripts, **changed})
+
     def at(self, lines: dict[str, list[int]]) -> Recipe:
         """The recipe with the lines that were chosen by hand, by the address of the edit."""
         every = [edit for script in self.scripts.values() for edit in script.edits]

@@ -59,7 +59,7 @@ class Mismatch:
         lines = [f"{self.file}: {self.edit.codemod}: {self.anchor}: {counts}"]
         if self.edit.lines:
             lines[0] += f"; chosen by --anchor: {', '.join(map(str, self.edit.lines))}"
-        if self.found > self.edit.count or self.edit.lines:
+        if self.found:
             # Ready to paste; several lines go behind one another, with commas.
             words = f"--anchor {self.edit.address}="
             lines += [f"    found {self.file}:{line}: {text}   {words}{line}" for line, text in self.places]

@@ -130,11 +130,17 @@ class InsertBefore(Params):
     assigns: Expression | None = None
     place: Literal["statement", "block"] = "statement"
     statement: Statement
+    handed_on: bool = False
+    ahead_of: list[Name] = []
 
     @model_validator(mode="after")
     def _one_anchor(self) -> InsertBefore:
         if (self.call is None) == (self.assigns is None):
             raise ValueError("give either call or assigns")
+        if self.handed_on and "." not in (self.call or ""):
+            raise ValueError("handed_on needs a call of an object's method")
+        if self.ahead_of and self.place != "block":
+            raise ValueError("ahead_of goes with place: block")
         return self
 
 

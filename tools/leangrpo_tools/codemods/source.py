@@ -150,6 +150,19 @@ class Source:
         around = {id(item) for item in self.functions(function)}
         return [call for call in found if any(id(item) in around for item in self.above(call))]
 
+    def handed_on(self, callee: str, function: str) -> list[cst.Call]:
+        """Calls inside those functions that make the call of ``a.b`` for it: ``other.b(a)``."""
+        owner, _, method = callee.rpartition(".")
+        around = {id(item) for item in self.functions(function)}
+        return [
+            call
+            for call in self._calls
+            if (dotted(call.func) or "").endswith(f".{method}")
+            and call.args
+            and dotted(call.args[0].value) == owner
+            and any(id(item) in around for item in self.above(call))
+        ]
+
     def inside(self, node: cst.CSTNode) -> str:
         """The function a node is in, in words."""
         for item in self.above(node):

@@ -1,0 +1,9 @@
+def train(model, optimizer, scaler, losses):
+    for i, loss in enumerate(losses):
+        scaler.scale(loss).backward()
+        if (i + 1) % 2 == 0:
+            scaler.unscale_(optimizer)
+            model.clip_grad_norm_(1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()

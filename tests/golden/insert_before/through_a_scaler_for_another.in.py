@@ -1,0 +1,3 @@
+def train(model, optimizer, other, scaler):
+    if model:
+        scaler.step(other)

@@ -1,0 +1,9 @@
+def train(model, optimizer, scaler, losses):
+    for i, loss in enumerate(losses):
+        loss.backward()
+        if (i + 1) % 2 == 0:
+            if scaler:
+                scaler.unscale_(optimizer)
+            norm = model.clip_grad_norm_(1.0)
+            if norm.isfinite():
+                scaler.step(optimizer)
