@@ -124,7 +124,8 @@ def plan_command(
         str | None, typer.Option(metavar="[FILE:]NAME", help="A preset of upstream's Python config; it is read, too.")
     ] = None,
     script: Annotated[
-        str | None, typer.Option(metavar="S", help="The script that trains a preset of your own.")
+        str | None,
+        typer.Option(metavar="S", help="The script: its file has another name, or the preset is your own."),
     ] = None,
     set_: Annotated[
         list[str] | None,

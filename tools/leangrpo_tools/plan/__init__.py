@@ -37,7 +37,8 @@ def plan(
         other_gb: what else stays on each GPU: VAE, text encoders, reward model.
         preset: `NAME`, or `FILE:NAME`, of the Python config that the upstream keeps its settings in, with or instead of
             a launch file; such a config is read as text, too.
-        script: the script that trains it, where the preset is not one of upstream's.
+        script: the script that it starts, where that has another name than upstream's, or the one that trains the
+            preset, where that is not one of upstream's.
         overrides: `ENTRY=VALUE` for entries of the preset.
         machine: memory, speeds and measured costs, in place of `gpu_gb` and `other_gb`.
 
@@ -52,10 +53,8 @@ def plan(
     asked = Asked(launch_file, preset, script, list(overrides), ranks, machine or Machine(gpu_gb, other_gb))
     if known.config is not None:
         return frompreset.plan(upstream, known, known.config, asked)
-    if preset or script or overrides:
-        given = " and ".join(
-            name for name, value in (("--preset", preset), ("--script", script), ("--set", overrides)) if value
-        )
+    if preset or overrides:
+        given = " and ".join(name for name, value in (("--preset", preset), ("--set", overrides)) if value)
         what = f"{upstream} keeps its settings in launch files, not in presets"
         cause = f"{given} was given, which is for upstreams with a Python config"
         raise KitError("LG501", what, cause=cause, fix="give --launch FILE alone")

@@ -1,38 +1,92 @@
-"""What the file after `accelerate launch --config_file` says, read as text."""
+"""How `accelerate launch` starts the ranks: its own words, and the file after `--config_file`, read as text."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
+
+from leangrpo_tools.errors import KitError
+
+_TYPES = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "use_megatron_lm": "MEGATRON_LM", "multi_gpu": "MULTI_GPU"}
+_FILE = "~/.cache/huggingface/accelerate/default_config.yaml"
 
 
 @dataclass(frozen=True)
 class Started:
-    """How `accelerate launch` starts the ranks, where its file is at hand or its name tells."""
+    """How `accelerate launch` starts the ranks, as far as its words, its file, or the file's name tell.
+
+    Attributes:
+        deepspeed: it starts DeepSpeed, or a file is named as if it did.
+        processes: the number of ranks that its file gives.
+        kind: `distributed_type`, such as FSDP, MULTI_GPU, DEEPSPEED; None: not known.
+        fsdp: entries of `fsdp_config`, those of the command line before those of the file.
+        file: the configuration that was read.
+        note: what is not known of it.
+    """
 
     deepspeed: bool
     processes: int | None
+    kind: str | None = None
+    fsdp: dict[str, Any] = field(default_factory=dict)
+    file: Path | None = None
+    note: str = ""
 
 
-def read(words: list[str], root: Path) -> Started | None:
-    """The launcher's file, by the words before the script; None where none is given. `root`: upstream's tree."""
-    given: str | None = None
-    for place, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name == "--config_file":
-            given = value if equals else (words[place + 1] if place + 1 < len(words) else None)
-    if given is None:
-        return Started("--use_deepspeed" in words, None) if "--use_deepspeed" in words else None
-    by_name = "deepspeed" in Path(given).name.lower() or "--use_deepspeed" in words
-    try:
-        content = yaml.safe_load((root / given).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        return Started(by_name, None)
-    if not isinstance(content, dict):
-        return Started(by_name, None)
+def read(words: list[str], *roots: Path) -> Started | None:
+    """The launcher's configuration, by the words before the script; None where accelerate does not start it.
+
+    Args:
+        words: those before the script.
+        roots: folders that the file's name may start from, in this order.
+    """
+    if not any(word.rsplit("/", 1)[-1] in ("accelerate", "accelerate-launch", "accelerate.commands.launch")
+               for word in words):  # fmt: skip
+        return None
+    options = _options(words)
+    kind = next((_TYPES[name] for name in _TYPES if name in options), None)
+    fsdp = {name: value for name, value in options.items() if name.startswith("fsdp_")}
+    given = options.get("config_file")
+    content, path, note = _content(given, roots)
     processes = content.get("num_processes")
     known = isinstance(processes, int) and not isinstance(processes, bool) and processes > 0
-    deepspeed = content.get("distributed_type") == "DEEPSPEED" or "--use_deepspeed" in words
-    return Started(deepspeed, processes if known else None)
+    told = content.get("distributed_type")
+    kind = kind or (str(told).upper() if told else None)
+    by_name = kind is None and given is not None and "deepspeed" in Path(given).name.lower()
+    if kind is not None:
+        note = ""
+    stored = content.get("fsdp_config")
+    fsdp = (stored if isinstance(stored, dict) else {}) | fsdp
+    return Started(kind == "DEEPSPEED" or by_name, processes if known else None, kind, fsdp, path, note)
+
+
+def _options(words: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            after = words[place + 1] if place + 1 < len(words) and not words[place + 1].startswith("-") else ""
+            found[name[2:].replace("-", "_")] = value if equals else after
+    return found
+
+
+def _content(given: str | None, roots: Sequence[Path]) -> tuple[dict[str, Any], Path | None, str]:
+    """What the file holds, where it lies, and what is not known."""
+    from leangrpo_tools.plan.launch import text_of
+
+    may = "it may be DeepSpeed or FSDP, and then nothing here holds"
+    if given is None:
+        return {}, None, f"accelerate's configuration is that of {_FILE} on the machine, which is not read: {may}"
+    if "$" in given:
+        return {}, None, f"accelerate's configuration, {given}, is not known: {may}"
+    path = next((root / given for root in roots if (root / given).is_file()), None)
+    if path is None:
+        return {}, None, f"accelerate's configuration, {given}, is not here to be read: {may}"
+    try:
+        content = yaml.safe_load(text_of(path))
+    except (KitError, ValueError, yaml.YAMLError, RecursionError):
+        return {}, None, f"accelerate's configuration, {path}, cannot be read: {may}"
+    return (content, path, "") if isinstance(content, dict) else ({}, path, f"{path} holds no configuration: {may}")

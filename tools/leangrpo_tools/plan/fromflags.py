@@ -7,7 +7,7 @@ from pathlib import Path
 
 from leangrpo_tools import recipe
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.plan import families, launch, options
+from leangrpo_tools.plan import accelerate, families, launch, options
 from leangrpo_tools.plan.asked import Asked, Machine
 from leangrpo_tools.plan.choice import LOW_PRECISION, Case
 from leangrpo_tools.plan.cost import Rollout, backward_cost
@@ -32,7 +32,8 @@ class _Read:
 
 def plan(upstream: str, known: Facts, launch_file: Path, asked: Asked) -> PlanReport:
     """Read the launch file and predict what the patch changes. Raises as `leangrpo_tools.plan.plan`."""
-    training = launch.find_training(launch_file, {name: script.program for name, script in known.scripts.items()})
+    programs = {name: script.program for name, script in known.scripts.items()}
+    training = launch.find_training(launch_file, programs, asked.script)
     script = known.scripts[training.script]
     if script.unreadable:
         what = f"{upstream} {training.script} cannot be planned from a launch file"
@@ -40,8 +41,10 @@ def plan(upstream: str, known: Facts, launch_file: Path, asked: Asked) -> PlanRe
         raise KitError("LG506", what, cause=script.unreadable, fix=fix)
     if asked.ranks is not None and asked.ranks < 1:
         raise KitError("LG503", f"--ranks is {asked.ranks}", fix="give the number of processes, 1 or more")
-    world = asked.ranks or launch.ranks(training)
-    source = options.find_program(launch_file, script.program)
+    source = options.find_program(launch_file, training.program)
+    root = options.root_of(source, training.program)
+    started = accelerate.read(training.before, root, Path.cwd(), launch_file.parent)
+    world = asked.ranks or launch.ranks(training, started.processes if started else None)
     declared = options.read_options(source.read_text(encoding="utf-8", errors="replace")) if source else None
     values = launch.FlagValues(training, declared, known.defaults)
     read = _Read(script, known.flags_of(script), values, world, asked.machine)
@@ -65,7 +68,7 @@ def plan(upstream: str, known: Facts, launch_file: Path, asked: Asked) -> PlanRe
         leftover=script.leftover,
         defaults=values.defaulted,
         defaults_from=str(source) if declared is not None else "the kit's table for the pinned commit",
-        notes=_notes(script, training, values),
+        notes=_notes(script, training, values, started),
         changes=_changes(read, size, checkpointed),
     )
 
@@ -168,12 +171,15 @@ def _model(read: _Read) -> Model | None:
     )  # fmt: skip
 
 
-def _notes(script: ScriptFacts, training: launch.Training, values: launch.FlagValues) -> list[str]:
-    notes = [*training.notes, *script.notes]
+def _notes(
+    script: ScriptFacts, training: launch.Training, values: launch.FlagValues, started: accelerate.Started | None
+) -> list[str]:
+    notes = [*training.notes, *([started.note] if started and started.note else []), *script.notes]
     if script.no_replay:
         notes.append(f"nothing can be replayed: {script.no_replay}")
     if values.unresolved:
         notes.append(f"flags hidden in {', '.join(values.unresolved)} are not known and not counted")
+        notes += launch.hidden(values.unresolved)
     return notes
 
 

@@ -30,7 +30,7 @@ def plan(upstream: str, known: Facts, config: ConfigFacts, asked: Asked) -> Plan
     """Read the preset, by the launch file or by its name, and predict what the patch changes. Raises as `plan`."""
     refused = recipe.refused_by(upstream)
     programs = {name: script.program for name, script in known.scripts.items()} | refused
-    training = asked.launch_file and launch.find_training(asked.launch_file, programs)
+    training = asked.launch_file and launch.find_training(asked.launch_file, programs, asked.script)
     alone = asked.script or (training.script if training else None)
     if alone in refused:
         recipe.load(upstream).find(alone)  # says why
@@ -50,14 +50,15 @@ def plan(upstream: str, known: Facts, config: ConfigFacts, asked: Asked) -> Plan
         raise KitError("LG502", f"there is no script {name!r}", cause=cause, fix="give one of these: --script S")
     script = known.scripts[name]
     overrides = [*overrides, *preset.settings(asked.overrides, config.flag)]
-    chosen = _chosen(upstream, script, config, asked, wanted, overrides)
+    chosen = _chosen(upstream, script, config, asked, wanted, overrides, training.program if training else "")
     values = ConfigValues(chosen, config)
     missing = [item for item in script.needs if not values.has(item)]
     if missing:
         what = f"{values.file}: the preset {chosen.name} has no {', '.join(missing)}"
         fix = f"add it to the preset, or plan it with another script than {name}"
         raise KitError("LG505", what, cause=f"{script.program} reads it and stops", fix=fix)
-    started = accelerate.read(training.before, chosen.root) if training else None
+    near = asked.launch_file.parent if asked.launch_file else chosen.root
+    started = accelerate.read(training.before, chosen.root, Path.cwd(), near) if training else None
     ranks = _ranks(asked, training, started, values)
     entries = known.entries_of(script)
     blocked = presetsize.blocked(entries, values, script)
@@ -84,7 +85,7 @@ def plan(upstream: str, known: Facts, config: ConfigFacts, asked: Asked) -> Plan
         speeds=asked.machine.speeds,
         leftover="carried",
         overridden={entry: value for entry, value in overrides},
-        notes=_notes(training, script, values, ranks, blocked, overrides),
+        notes=_notes(training, started, script, values, ranks, blocked, overrides),
         changes=_changes(config, entries, free, blocked, memory),
         settings=_remedies(free, blocked, memory, setting=True),
     )
@@ -114,7 +115,7 @@ def _script_for(wanted: str, known: Facts, config: ConfigFacts, upstream: str) -
 
 
 def _chosen(
-    upstream: str, script: ScriptFacts, config: ConfigFacts, asked: Asked, wanted: str, overrides: list
+    upstream: str, script: ScriptFacts, config: ConfigFacts, asked: Asked, wanted: str, overrides: list, program: str
 ) -> preset.Chosen:
     file, name = preset.split(wanted)
     if asked.preset and name is None and not file.endswith(".py"):
@@ -130,8 +131,8 @@ def _chosen(
         root = preset.root_of(Path(file), config)
         return preset.Chosen(root, Path(file).resolve().relative_to(root), name, overrides)
     assert asked.launch_file is not None
-    source = options.find_program(asked.launch_file, script.program)
-    root = source.parents[len(Path(script.program).parts) - 1] if source else Path.cwd()
+    source = options.find_program(asked.launch_file, program or script.program)
+    root = options.root_of(source, program or script.program)
     return preset.Chosen(root, Path(file), name, overrides)
 
 
@@ -169,6 +170,7 @@ def _case(known: Facts, script: ScriptFacts, entries: Entries, values: ConfigVal
 
 def _notes(
     training: launch.Training | None,
+    started: accelerate.Started | None,
     script: ScriptFacts,
     values: ConfigValues,
     ranks: int,
@@ -176,6 +178,11 @@ def _notes(
     overrides: list[tuple[str, str | None]],
 ) -> list[str]:
     notes = [*(training.notes if training else []), *script.notes]
+    notes += [started.note] if started and started.note else []
+    loose = preset.loose(training.after) if training else []
+    if loose:
+        notes.append(f"entries that {', '.join(loose)} may set are not known and not counted")
+        notes += launch.hidden(loose)
     notes += [f"nothing is replayed: {reason.why}" for reason in blocked]
     if isinstance(values.written_for, int) and values.written_for != ranks:
         notes.append(

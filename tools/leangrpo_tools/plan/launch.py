@@ -1,56 +1,110 @@
-"""The training command of a launch file: which script, how many ranks, and the value of each of upstream's flags."""
+"""The training command of a launch file: which script, started by which words, with which words after it."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from leangrpo_tools.errors import KitError
+from leangrpo_tools.plan import ranks as launchers
 from leangrpo_tools.plan import shell
-from leangrpo_tools.plan.options import Option
+from leangrpo_tools.plan.flagvalues import NOT_READ, FlagValues
 
-_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate")
-_LARGEST_FILE = 1 << 20  # bytes; upstream's launch files have a few thousand
-_LARGEST_NUMBER = 2**53  # beyond it not every whole number is a float
-NOT_READ = "the file is read as text and never run, so a value computed when it runs is not known"
+__all__ = ["NOT_READ", "FlagValues", "Training", "find_training", "hidden", "ranks", "text_of"]
+LARGEST_FILE = 1 << 20  # bytes; upstream's launch files have a few thousand
+ranks = launchers.ranks
+_ONLY_NAMES_TEXT = (
+    "echo printf cp mv ln ls rm cat grep sed awk head tail tee test [ chmod touch find diff git pkill pgrep kill "
+    "killall tar rsync scp which"
+)
+_ONLY_NAMES = frozenset(_ONLY_NAMES_TEXT.split())
+"""Commands that name a script and do not start it."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """The command that starts a training script: the words before the script and those after it."""
+    """The command that starts a training script: the words before the script and those after it.
+
+    Attributes:
+        script: the kit's name of the script.
+        line: of the launch file, from 1.
+        before: every word before the script, launchers of launchers included.
+        after: its own words. One that is not known has a dollar sign, or is `shell.Hidden`.
+        notes: what a reader should know.
+        program: the script's path in upstream's tree, or what the command starts in its place.
+        exports: environment variables that the file sets.
+        reasons: why a variable is not known.
+    """
 
     script: str
     line: int
     before: list[str]
     after: list[str]
     notes: list[str]
+    program: str = ""
+    exports: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
 
 
-def find_training(path: Path, programs: dict[str, str]) -> Training:
-    """The first command of the file that starts one of `programs` (script name to path in upstream's tree).
+def find_training(path: Path, programs: dict[str, str], script: str | None = None) -> Training:
+    """The command of the file that starts one of `programs` (script name to path in upstream's tree).
+
+    Args:
+        path: the launch file.
+        programs: what is looked for.
+        script: the one of `programs` that it is; then a renamed or moved file is found, too.
 
     Raises:
-        KitError: LG501 the file cannot be read, LG502 no command in it starts a known script.
+        KitError: LG501 the file cannot be read, LG502 no command in it starts a known script, or there is none of
+            this name.
     """
-    reading = shell.read(_text(path))
-    found = [hit for command in reading.commands if (hit := _match(command, programs, reading.notes))]
+    if script is not None and script not in programs:
+        cause, fix = f"there are {', '.join(programs)}", "give one of these: --script S"
+        raise KitError("LG502", f"there is no script {script!r}", cause=cause, fix=fix)
+    reading = shell.read(text_of(path))
+    commands = [command for command in reading.commands if command.words[0] not in _ONLY_NAMES]
+    found = [hit for command in commands if (hit := _match(command, programs, reading))]
+    if script is not None and any(hit.script == script for hit in found):
+        found = [hit for hit in found if hit.script == script]
+    elif script is not None:
+        started = [hit for command in commands if (hit := _started(command, script, reading))]
+        launched = [hit for hit in started if launchers.has_launcher(hit.before)]
+        found = launched or started
     if not found:
-        started = [word for command in reading.commands for word in command.words if word.endswith(".py")]
-        seen = f"it starts {', '.join(dict.fromkeys(started))}" if started else "it starts no Python script at all"
-        known = ", ".join(f"{name} ({program})" for name, program in programs.items())
-        what = f"{path}: no command starts a known training script"
-        fix = f"give a launch file that starts one of {known}"
-        raise KitError("LG502", what, cause=seen, fix=fix)
+        raise _none(path, reading, commands, programs)
     if len(found) > 1:
         lines = ", ".join(f"{hit.script} in line {hit.line}" for hit in found[1:])
         found[0].notes.append(f"only the first training command is planned (line {found[0].line}); also there: {lines}")
+    if reading.defaults:
+        taken = ", ".join(f"{name}={value}" for name, value in reading.defaults.items())
+        found[0].notes.append(f"variables that the environment may set are taken at the file's defaults: {taken}")
     return found[0]
 
 
-def _text(path: Path) -> str:
+def _none(path: Path, reading: shell.Reading, commands: list[shell.Command], programs: dict[str, str]) -> KitError:
+    started = dict.fromkeys(hit.program for command in commands if (hit := _started(command, "", reading)))
+    what = f"{path}: no command starts a known training script"
+    known = ", ".join(f"{name} ({program})" for name, program in programs.items())
+    if not started:
+        cause = "; ".join(["it starts no Python script at all", *reading.notes])
+        return KitError("LG502", what, cause=cause, fix=f"give a launch file that starts one of {known}")
+    files = {Path(program).stem: name for name, program in programs.items()}
+    names = [word for program in started for word in (program, *_alternatives(program))]
+    near = [name for word in names for name in difflib.get_close_matches(Path(word).stem, files, n=4, cutoff=0.6)]
+    could = " | ".join(dict.fromkeys(files[name] for name in near)) or " | ".join(programs)
+    cause = f"it starts {', '.join(dict.fromkeys(names))}"
+    fix = f"if that is one of upstream's scripts under another name, say which: --script {could}; else give a launch "
+    return KitError("LG502", what, cause=cause, fix=fix + f"file that starts one of {known}")
+
+
+def _alternatives(word: str) -> Iterable[str]:
+    parts = word.alternatives if isinstance(word, shell.Hidden) else ()
+    return [part for words in parts for part in words if part.endswith(".py")]
+
+
+def text_of(path: Path) -> str:
     """The file's text, line ends as they are: they matter to bash. Raises LG501; a device or a pipe is not opened."""
     cause = f"looked for from {Path.cwd()}"
     try:
@@ -58,8 +112,8 @@ def _text(path: Path) -> str:
             reason = "not a regular file"
         else:
             with path.open("rb") as file:
-                content = file.read(_LARGEST_FILE + 1)
-            if len(content) <= _LARGEST_FILE:
+                content = file.read(LARGEST_FILE + 1)
+            if len(content) <= LARGEST_FILE:
                 return content.decode("utf-8")
             reason, cause = "larger than 1 MiB", "no launch file"
     except UnicodeDecodeError as err:
@@ -70,133 +124,50 @@ def _text(path: Path) -> str:
     raise KitError("LG501", f"{path}: {reason}", cause=cause, fix=fix)
 
 
-def _match(command: shell.Command, programs: dict[str, str], notes: list[str]) -> Training | None:
+def _match(command: shell.Command, programs: dict[str, str], reading: shell.Reading) -> Training | None:
     for place, (before, word) in enumerate(zip(["", *command.words], command.words, strict=False)):
         for script, program in programs.items():
             by_path = word == program or word.endswith("/" + program)
             by_module = before == "-m" and word == program.removesuffix(".py").replace("/", ".")
             by_name = before != "-m" and word == program.rsplit("/", 1)[-1]  # after a `cd`
             if by_path or by_module or by_name:
-                after = command.words[place + 1 :]
-                return Training(script, command.line, command.words[:place], after, list(notes))
+                return _training(command, place, script, program, reading)
     return None
 
 
-def ranks(training: Training, declared: int | None = None) -> int:
-    """World size, from the launcher's own flags, else `declared`. Raises LG503 where it is not written in the file."""
-    if not any(word.rsplit("/", 1)[-1] in _LAUNCHERS for word in training.before):
-        if any("$" in word for word in training.before):
-            raise _ranks_unknown("the launcher itself is a variable")
-        training.notes.append("no torchrun in the command: one rank")
-        return 1
-    if "accelerate" in (word.rsplit("/", 1)[-1] for word in training.before):
-        return _count(training.before, "num_processes", declared)
-    return _count(training.before, "nnodes", 1) * _count(training.before, "nproc_per_node", 1)
-
-
-def _count(words: list[str], flag: str, default: int | None) -> int:
-    value = _last_value(words, re.compile(rf"--?{flag.replace('_', '[-_]')}"))
-    if value is None:
-        if default is None:
-            raise _ranks_unknown(f"--{flag} is not given in the launch file")
-        return default
-    if re.fullmatch(r"0*[1-9]\d{0,15}", value) and int(value) <= _LARGEST_NUMBER:
-        return int(value)
-    raise _ranks_unknown(f"--{flag} is {value!r} in the launch file")
-
-
-def _ranks_unknown(what: str) -> KitError:
-    return KitError("LG503", what, cause=NOT_READ, fix="say how many ranks there will be: --ranks N")
-
-
-def _last_value(words: list[str], flag: re.Pattern[str]) -> str | None:
-    found = None
+def _started(command: shell.Command, script: str, reading: shell.Reading) -> Training | None:
+    """The command, if it starts any Python script."""
+    words = command.words
     for place, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if flag.fullmatch(name):
-            found = value if equals else (words[place + 1] if place + 1 < len(words) else "")
-    return found
+        module = place > 0 and words[place - 1] in ("-m", "--module") and not launchers.is_launcher(word)
+        hidden = isinstance(word, shell.Hidden) and launchers.has_launcher(words[:place])
+        option = place > 0 and words[place - 1].startswith("-") and words[place - 1] not in launchers.SWITCHES
+        if (word.endswith(".py") and not word.startswith("-")) or module or (hidden and not option):
+            file = f"{word.replace('.', '/')}.py" if module and not word.endswith(".py") else word
+            return _training(command, place, script, file, reading)
+    return None
 
 
-class FlagValues:
-    """Values of upstream's flags: from the command, else the script's own default, else the kit's table.
+def _training(command: shell.Command, place: int, script: str, program: str, reading: shell.Reading) -> Training:
+    words = command.words
+    return Training(
+        script,
+        command.line,
+        [*command.outer, *words[:place]],
+        words[place + 1 :],
+        list(reading.notes),
+        program,
+        command.exports,
+        reading.reasons,
+    )
 
-    Args:
-        training: the command.
-        options: the script's options from its source, if that is at hand.
-        table: the kit's table of defaults at the pin.
-    """
 
-    def __init__(
-        self, training: Training, options: dict[str, Option] | None, table: Mapping[str, int | float | bool | str]
-    ) -> None:
-        self._words, self._options, self._table = training.after, options, table
-        self.defaulted: dict[str, object] = {}
-        self.unresolved = [word for word in training.after if word.startswith("$") and not self._is_value(word)]
-
-    def _is_value(self, word: str) -> bool:
-        place = self._words.index(word)
-        return place > 0 and self._words[place - 1].startswith("--") and "=" not in self._words[place - 1]
-
-    def _given(self, flag: str) -> str | None:
-        names = self._options or dict.fromkeys(self._table)
-        found = None
-        for place, word in enumerate(self._words):
-            if not word.startswith("--"):
-                continue
-            name, equals, value = word[2:].partition("=")
-            if name != flag and name not in names:
-                # argparse takes an unambiguous beginning for the whole name
-                fits = {known for known in names if known.startswith(name)} if name else set()
-                name = fits.pop() if len(fits) == 1 else name
-            if name == flag:
-                found = value if equals else (self._words[place + 1] if place + 1 < len(self._words) else "")
-        return found
-
-    def _default(self, flag: str) -> object:
-        option = (self._options or {}).get(flag)
-        value = option.default if option else self._table.get(flag)
-        self.defaulted[flag] = value
-        return value
-
-    def switch(self, flag: str | None) -> bool:
-        """Whether a flag without a value is set."""
-        if flag is None:
-            return False
-        return True if self._given(flag) is not None else bool(self._default(flag))
-
-    def holds(self, condition: str) -> bool:
-        """Whether the flag in `FLAG=VALUE` has that value."""
-        flag, _, value = condition.partition("=")
-        given = self._given(flag)
-        return (self._default(flag) if given is None else given) == value
-
-    def whole(self, flag: str) -> int:
-        """A positive whole number. Raises LG504."""
-        value = self.number(flag)
-        if value != int(value) or value < 1:
-            fix = "correct the launch file: upstream would not train with it either"
-            what = f"--{flag} is {value:g}; a whole number of at least 1 was expected"
-            raise KitError("LG504", what, cause="upstream counts with it", fix=fix)
-        return int(value)
-
-    def number(self, flag: str) -> float:
-        """A number. Raises LG504 where it is missing, computed by the file, or no number."""
-        given = self._given(flag)
-        value = self._default(flag) if given is None else given
-        if value is None or value == "":
-            cause, fix = "upstream has no default for it", f"add --{flag} to a copy of the launch file"
-            raise KitError("LG504", f"--{flag} has no value in the launch file", cause=cause, fix=fix)
-        try:
-            number = float(str(value))
-        except ValueError:
-            number = math.nan
-        if abs(number) <= _LARGEST_NUMBER:
-            return number
-        if math.isfinite(number):
-            fix = "correct the launch file: upstream would not train with it either"
-            cause = "no run is that large: a digit too many, perhaps"
-            raise KitError("LG504", f"--{flag} is {value}; at most 2**53 was expected", cause=cause, fix=fix)
-        cause = NOT_READ if "$" in str(value) else "the launch file is not complete or not upstream's"
-        fix = f"write the value of --{flag} into a copy of the launch file and plan that"
-        raise KitError("LG504", f"--{flag} is {value!r}, which is not a number", cause=cause, fix=fix)
+def hidden(words: Iterable[str]) -> list[str]:
+    """What the file says of words that may stand for flags: which they may be."""
+    notes = []
+    for word in words:
+        alternatives = word.alternatives if isinstance(word, shell.Hidden) else ()
+        parts = [" ".join(part) for part in alternatives if part]
+        if parts:
+            notes.append(f"{word} may be {' or '.join(parts)}{' or nothing' if len(parts) < len(alternatives) else ''}")
+    return notes

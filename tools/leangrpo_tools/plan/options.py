@@ -53,3 +53,8 @@ def find_program(launch: Path, program: str) -> Path | None:
         if (folder / program).is_file():
             return folder / program
     return None
+
+
+def root_of(source: Path | None, program: str) -> Path:
+    """The tree that a training script lies in; the current folder where it is not at hand."""
+    return source.parents[len(Path(program).parts) - 1] if source and not Path(program).is_absolute() else Path.cwd()

@@ -53,11 +53,23 @@ def in_words(words: list[str], flag: str) -> tuple[str | None, list[tuple[str, s
         given = value if equals else after
         if name == flag:
             chosen = given
+        elif "$" in name:
+            continue  # which entry it is, is not known
         elif name.startswith(f"{flag}."):
             overrides.append((name[len(flag) + 1 :], given))
         elif name.startswith(f"no{flag}."):
             overrides.append((name[len(flag) + 3 :], "false"))
     return chosen, overrides
+
+
+def loose(words: list[str]) -> list[str]:
+    """Words that are not known and may set entries."""
+    return [
+        word
+        for before, word in zip(["", *words], words, strict=False)
+        if ("$" in word.partition("=")[0] and word.startswith("-"))
+        or (word.startswith("$") and ("=" in before or not before.startswith("-") or "[" in word or "@" in word))
+    ]
 
 
 def settings(given: list[str], flag: str) -> list[tuple[str, str | None]]:
@@ -149,6 +161,10 @@ class ConfigValues:
         if not isinstance(owner, Entries) or (last not in owner.values and owner.others is None):
             cause, fix = "upstream refuses entries that the preset does not make", "correct the name: --set ENTRY=VALUE"
             raise KitError("LG504", f"the config has no entry {name}", cause=cause, fix=fix)
+        if text is not None and "$" in text:
+            given = f"--{self._flag}.{name} is {text!r}: {launch.NOT_READ}"
+            owner.put(last, Unknown(given, self.file, self.line))
+            return
         owner.put(last, self._parsed(name, text, owner.values.get(last)))
 
     def _parsed(self, name: str, text: str | None, old: object) -> object:
@@ -164,11 +180,11 @@ class ConfigValues:
             value = ast.literal_eval(text)
             return tuple(value) if isinstance(old, (list, tuple)) else value
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as err:
-            if text is not None and "$" not in text and (old is None or isinstance(old, Unknown)):
+            if text is not None and (old is None or isinstance(old, Unknown)):
                 return text
             kind = type(old).__name__ if not isinstance(old, Entries) else "group of entries"
             what = f"--{self._flag}.{name} is {text!r}; the preset has a {kind} there"
-            cause = launch.NOT_READ if text and "$" in text else "upstream takes a value of that kind only"
+            cause = "upstream takes a value of that kind only"
             raise KitError("LG504", what, cause=cause, fix=f"give a value of that kind: --set {name}=VALUE") from err
 
     def has(self, name: str) -> bool:

@@ -17,41 +17,11 @@ _EXPANSIONS = ("simple_expansion", "expansion", "command_substitution", "arithme
 _QUOTED = ("string", "raw_string", "ansi_c_string", "translated_string")
 _PARAMETER = re.compile(r"\$\{([#!]?)(\w+|[@*#?$!-])(?:\[([^\[\]]*)\])?([^\w\[].*)?\}|\$(\w+|[@*#?$!-])", re.S)
 _OPERATION = re.compile(r":?[-=+?]|%%?|##?|//?|:|\^\^?|,,?|@")
-_ITSELF = frozenset(
-    [
-        "RANDOM",
-        "SRANDOM",
-        "SECONDS",
-        "LINENO",
-        "BASHPID",
-        "PPID",
-        "UID",
-        "EUID",
-        "GROUPS",
-        "HOSTNAME",
-        "HOSTTYPE",
-        "MACHTYPE",
-        "OSTYPE",
-        "PWD",
-        "OLDPWD",
-        "SHLVL",
-        "IFS",
-        "OPTIND",
-        "OPTARG",
-        "REPLY",
-        "PATH",
-        "HOME",
-        "EPOCHSECONDS",
-        "EPOCHREALTIME",
-        "FUNCNAME",
-        "DIRSTACK",
-        "PIPESTATUS",
-        "SHELLOPTS",
-        "COLUMNS",
-        "LINES",
-        "_",
-    ]
+_ITSELF_TEXT = (
+    "RANDOM SRANDOM SECONDS LINENO BASHPID PPID UID EUID GROUPS HOSTNAME HOSTTYPE MACHTYPE OSTYPE PWD OLDPWD SHLVL IFS "
+    "OPTIND OPTARG REPLY PATH HOME EPOCHSECONDS EPOCHREALTIME FUNCNAME DIRSTACK PIPESTATUS COLUMNS LINES _"
 )
+_ITSELF = frozenset(_ITSELF_TEXT.split())
 """Variables that bash itself sets, or changes."""
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
 
@@ -83,6 +53,7 @@ class Expander:
         hidden = Hidden(word)
         _, value, hidden.many = self._holes[int(HOLE.findall(text)[0])]
         if isinstance(value, Unknown) and depth < 3:
+            hidden.closed = value.closed
             for item in value.alternatives:
                 parts = [] if isinstance(item, Unset) else [item] if isinstance(item, str) else list(item)
                 parts = [word for part in parts for word in (part.split() if hidden.many else [part])]

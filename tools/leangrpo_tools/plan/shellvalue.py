@@ -18,6 +18,8 @@ class Hidden(str):
     alternatives: tuple[tuple[str, ...], ...] = ()
     many: bool = False
     """It may stand for several words, or for none."""
+    closed: bool = False
+    """It is one of the alternatives."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Unknown:
 
     why: str = field(compare=False)
     alternatives: tuple[str | tuple[str, ...] | Unset, ...] = ()
+    closed: bool = False
+    """It is one of the alternatives."""
 
 
 Value = Union[str, tuple, Unset, Unknown]  # noqa: UP007  (Python 3.10 evaluates it)
@@ -53,7 +57,9 @@ def merge(values: Iterable[Value | None], why: str) -> Value:
         alternatives.update(dict.fromkeys(value.alternatives if isinstance(value, Unknown) else () if value is None
                                           else (value,)))  # fmt: skip
     reason = next((value.why for value in found if isinstance(value, Unknown) and len(found) == 1), why)
-    return Unknown(reason, tuple(alternatives) if len(alternatives) <= _MOST else ())
+    closed = all(value.closed if isinstance(value, Unknown) else value is not None for value in found)
+    few = len(alternatives) <= _MOST
+    return Unknown(reason, tuple(alternatives) if few else (), closed and few)
 
 
 @dataclass
