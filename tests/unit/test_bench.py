@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from leangrpo_rehearsal.base import Config
-from leangrpo_rehearsal.compare import Run
 from leangrpo_tools.apply import apply
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.rehearsal import bench, picture, timing, trees
+from leangrpo_tools.rehearsal.records import Records
 from leangrpo_tools.rehearsal.rehearse import find_script
 from leangrpo_tools.rehearsal.session import Session
 from leangrpo_tools.rehearsal.timing import COSTS, BenchReport, Timing
@@ -30,7 +30,7 @@ def test_the_first_rollout_is_not_counted_and_the_slowest_rank_is() -> None:
         [update(seconds[k], *counts[k], spent=float(k)) for seconds in ranks] for k in range(6)
     ]  # fmt: skip
     found = Timing("native")
-    timing._add(found, Run(updates, [{"peak_rss_bytes": 7}, {"peak_rss_bytes": 8}]), 2)
+    timing._add(found, Records(Path(), updates, [{"peak_rss_bytes": 7}, {"peak_rss_bytes": 8}]), 2)
     assert found.seconds == [5.0, 3.5] and found.median == 4.25
     assert found.calls == {"no_grad": 10, "grad": 12}
     assert found.costs == {"no_grad": [2.0, 2.0], "grad": [4.0, 4.0], "backward": [6.0, 6.0]}
@@ -79,7 +79,7 @@ def test_what_auto_has_chosen(tmp_path: Path) -> None:
     found = Timing("auto", said=timing._choices(log))
     assert found.said == ["retain: why", "compares"]
     updates = [[update(float(k), k, k, spent=float(k)) | {"cpu": k / 2}] for k in range(10)]
-    timing._add(found, Run(updates, [{"peak_rss_bytes": 7}]), 1, timing.AUTO_SKIPS)
+    timing._add(found, Records(Path(), updates, [{"peak_rss_bytes": 7}]), 1, timing.AUTO_SKIPS)
     assert found.seconds == [8.0, 9.0] and found.cpu == [4.0, 4.5]
     native = Timing("native", [9.0], {"no_grad": 1, "grad": 1}, {k: [2.0] for k in COSTS})
     report = BenchReport("x", "y", Config(schedule="auto"), 1, [native, found])

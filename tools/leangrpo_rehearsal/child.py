@@ -50,6 +50,18 @@ def run(job: dict[str, Any]) -> None:
         raise
 
 
+def compare(job: dict[str, Any]) -> None:
+    """Compares the records of two runs, or of the ranks of one, and writes what comes out as JSON."""
+    from leangrpo_rehearsal import compare as comparing
+
+    runs = [comparing.load(Path(run["out"]), run["ranks"]) for run in job["runs"]]
+    if len(runs) == 1:
+        found: list[Any] = comparing.replicas(runs[0])
+    else:
+        found = [dataclasses.asdict(item) for item in comparing.compare(runs[0], runs[1], job["across_ranks"])]
+    Path(job["result"]).write_text(json.dumps(found))
+
+
 def _start(job: dict[str, Any], out: Path) -> None:
     script, config = load_script(job["module"]), Config(**job["config"])
     tree, workdir = Path(job["tree"]), Path(job["workdir"])

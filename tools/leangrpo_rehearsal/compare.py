@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from leangrpo_rehearsal.base import Bound
+from leangrpo_rehearsal.outcome import Update, Worst
 
 DIFFERS = "differs"
 
@@ -22,59 +22,19 @@ class Run:
     updates: list[list[dict[str, Any]]]
     summaries: list[dict[str, Any]]
 
-    @property
-    def seconds(self) -> float:
-        """From the first policy forward to the end of the last update, on the slowest rank."""
-        return max((float(s["seconds"]) for s in self.summaries), default=0.0)
-
-
-@dataclasses.dataclass
-class Worst:
-    """The tensor of one update that differs most."""
-
-    tensor: str
-    """gradient, weight, or the name of something else recorded, such as rewards."""
-    parameter: str
-    rank: int
-    rel_l2: float
-    max_abs: float
-    why: str = ""
-
-
-@dataclasses.dataclass
-class Update:
-    """How one optimizer update compares. Distances are over all parameters and ranks together."""
-
-    index: int
-    grad_rel_l2: float
-    grad_max_abs: float
-    grad_cosine: float
-    grad_bitwise: bool
-    weights_rel_l2: float
-    weights_bitwise: bool
-    rewards_equal: bool
-    finite: bool
-    complete: bool
-    """Whether the same tensors are there, with the same shapes and dtypes. No gradient is not a gradient of zeros."""
-    worst: Worst | None
-    seconds: tuple[float, float]
-
-    def matches(self, bound: Bound) -> bool:
-        """Whether the update is within the bound. Anything not finite is not."""
-        if not (self.finite and self.complete and self.rewards_equal):
-            return False
-        if bound.bitwise:
-            return self.grad_bitwise and self.weights_bitwise
-        return self.grad_rel_l2 <= bound.rel_l2 and self.weights_rel_l2 <= bound.weights
-
 
 def load(out: Path, ranks: int) -> Run:
     """Reads the records of one variant."""
     folders = [out / f"rank{rank}" for rank in range(ranks)]
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
     count = min(int(summary["updates"]) for summary in summaries)
-    updates = [[torch.load(f / f"update{k}.pt", weights_only=True) for f in folders] for k in range(count)]
-    return Run(updates, summaries)
+    return Run([[_record(folder, number) for folder in folders] for number in range(count)], summaries)
+
+
+def _record(folder: Path, number: int) -> dict[str, Any]:
+    """The tensors and the figures of one update on one rank."""
+    tensors = torch.load(folder / f"update{number}.pt", weights_only=True)
+    return tensors | json.loads((folder / f"update{number}.json").read_text())
 
 
 def compare(reference: Run, other: Run, across_ranks: bool = False) -> list[Update]:

@@ -218,12 +218,14 @@ class Recorder:
             for part, span in _parts(name, parameter)
         }
         now = self.clock()
-        payload = {
-            "grads": self._grads, "weights": weights, "notes": self.notes, "seconds": now - self._last,
-            "cpu": time.process_time() - self._cpu,
-            "forwards": dict(self.forwards), "collectives": dict(self.collectives), "spent": dict(self.spent),
+        figures = {
+            "seconds": now - self._last, "cpu": time.process_time() - self._cpu, "forwards": dict(self.forwards),
+            "collectives": dict(self.collectives), "spent": dict(self.spent),
         }  # fmt: skip
-        torch.save(payload, self.out / f"update{self.done}.pt")
+        # Apart from the tensors, so that a process without torch can read them.
+        (self.out / f"update{self.done}.json").write_text(json.dumps(figures))
+        tensors = {"grads": self._grads, "weights": weights, "notes": self.notes}
+        torch.save(tensors, self.out / f"update{self.done}.pt")
         if self.follow is not None:
             self._adopt(parameters, torch.load(self.follow / f"update{self.done}.pt", weights_only=True)["weights"])
         self._grads, self.notes, self._ended = None, {}, now

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from leangrpo_rehearsal import compare
 from leangrpo_rehearsal.base import Bound
 from leangrpo_tools.errors import KitError
+from leangrpo_tools.rehearsal import records
 from leangrpo_tools.rehearsal.runs import Stage
 from leangrpo_tools.rehearsal.session import Native, Session, native_key
 
@@ -31,7 +31,7 @@ def native_runs(stage: Stage, tree: Path, session: Session, say: Callable[[str],
     for variant in ("native", "native-again"):
         say(f"{variant.replace('-', ' ')} run")
         stage.require(variant, stage.run(variant, tree, stage.config.updates))
-        runs.append(compare.load(stage.out(variant), stage.config.ranks))
+        runs.append(records.read(stage.out(variant), stage.config.ranks))
     assert stage.assets is not None
     native = Native(stage.assets, stage.out("native"), *runs)
     if len(native.first.updates) < stage.config.updates:
@@ -47,7 +47,7 @@ def bound(stage: Stage, native: Native, tree: Path, say: Callable[[str], None]) 
     """What counts as a match, and a note where that is not what the script alone says."""
     script, config = stage.script, stage.config
     plain = script.bound_for_schedule(config)
-    floor = compare.compare(native.first, native.again)
+    floor = records.compare(stage.server, native.first, native.again)
     exact = all(update.grad_bitwise and update.weights_bitwise for update in floor)
     if plain.bitwise and not exact:
         widest = max(update.grad_rel_l2 for update in floor)
@@ -68,8 +68,8 @@ def _regrouped(
         say("native run in other batches")
         other, variant = dataclasses.replace(stage, config=config), "native-regrouped"
         other.require(variant, other.run(variant, tree, config.updates, follow=native.out))
-        native.regrouped = compare.load(other.out(variant), config.ranks)
-    distances = compare.compare(native.first, native.regrouped)
+        native.regrouped = records.read(other.out(variant), config.ranks)
+    distances = records.compare(stage.server, native.first, native.regrouped)
     gradients = max(update.grad_rel_l2 for update in distances)
     weights = max(update.weights_rel_l2 for update in distances)
     note = (

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from leangrpo_rehearsal import compare
 from leangrpo_rehearsal.base import Bound, Config, Script
+from leangrpo_rehearsal.outcome import Update
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.rehearsal import floor
+from leangrpo_tools.rehearsal import floor, records
+from leangrpo_tools.rehearsal.records import Records
 from leangrpo_tools.rehearsal.report import NOT_TESTED, Counts, Report
 from leangrpo_tools.rehearsal.runs import TIMEOUT_S, Injection, Stage
 from leangrpo_tools.rehearsal.session import Native, Session
@@ -66,22 +67,21 @@ def rehearse(
     failures = [] if all(item.code == 0 for item in exits) else [
         f"the patched script ended badly: {stage.explain('patched', exits)}"
     ]  # fmt: skip
-    after = compare.Run([], []) if failures else compare.load(stage.out("patched"), config.ranks)
-    control: list[compare.Update] = []
+    after = Records(stage.out("patched"), [], []) if failures else records.read(stage.out("patched"), config.ranks)
+    control: list[Update] = []
     if not failures:
         say("negative control")
         exits = stage.run("control", patched, 1)
         if all(item.code == 0 for item in exits):
-            control = compare.compare(
-                before.first, compare.load(stage.out("control"), config.ranks), script.across_ranks(config)
-            )
+            flipped = records.read(stage.out("control"), config.ranks)
+            control = records.compare(stage.server, before.first, flipped, script.across_ranks(config))
         else:
             failures.append(f"the negative control ended badly: {stage.explain('control', exits)}")
     report = _report(stage, upstream, before, after, bound)
     report.tested = _tested(script, config, file)
     report.control, report.failures, report.notes = control, failures, notes
     if (averaged or (script.replicated and config.ranks > 1)) and not failures:
-        report.replicas = compare.replicas(after)
+        report.replicas = records.replicas(stage.server, after)
     return report
 
 
@@ -121,7 +121,7 @@ def check(script: Script, config: Config) -> None:
                        fix="choose other options; README says what each stands for")  # fmt: skip
 
 
-def _report(stage: Stage, upstream: str, before: Native, after: compare.Run, bound: Bound) -> Report:
+def _report(stage: Stage, upstream: str, before: Native, after: Records, bound: Bound) -> Report:
     config, script = stage.config, stage.script
     windows = stage.windows("patched")
     held = [int(window["peak_held_bytes"]) for rank in windows for window in rank]
@@ -131,8 +131,8 @@ def _report(stage: Stage, upstream: str, before: Native, after: compare.Run, bou
         script=script.name,
         config=config,
         bound=bound,
-        updates=compare.compare(before.first, after, script.across_ranks(config)),
-        floor=compare.compare(before.first, before.again),
+        updates=records.compare(stage.server, before.first, after, script.across_ranks(config)),
+        floor=records.compare(stage.server, before.first, before.again),
         control=[],
         forwards={name: _counts(run) for name, run in runs.items()},
         collectives={
@@ -156,7 +156,7 @@ def _report(stage: Stage, upstream: str, before: Native, after: compare.Run, bou
 BUFFERED = {"sample": "sample", "affine": "prompt group"}
 
 
-def _counts(run: compare.Run) -> Counts:
+def _counts(run: Records) -> Counts:
     return Counts(*([int(summary[kind]) for summary in run.summaries] for kind in ("grad", "no_grad")))
 
 

@@ -6,7 +6,7 @@ import math
 import sys
 from typing import Any
 
-from leangrpo_rehearsal.compare import Update
+from leangrpo_rehearsal.outcome import Update
 from leangrpo_tools.rehearsal.report import Report
 
 COLUMNS = ("update", "gradient rel. L2", "max abs", "cosine", "weights", "rewards", "native s", "patched s", "floor")

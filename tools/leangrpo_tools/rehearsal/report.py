@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from leangrpo_rehearsal.base import Bound, Config
-from leangrpo_rehearsal.compare import Update
+from leangrpo_rehearsal.outcome import Update
 from leangrpo_tools.rehearsal.verdict import NOTHING_REPLAYED, Verdict, Warned
 
 NOT_TESTED = (

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from leangrpo_rehearsal.base import Config
-from leangrpo_rehearsal.compare import Run
 from leangrpo_tools.rehearsal.client import ForkServer
+from leangrpo_tools.rehearsal.records import Records
 from leangrpo_tools.rehearsal.scratch import Scratch
 
 
@@ -21,9 +21,9 @@ class Native:
     assets: Path
     out: Path
     """Where the first run's ranks recorded."""
-    first: Run
-    again: Run
-    regrouped: Run | None = None
+    first: Records
+    again: Records
+    regrouped: Records | None = None
     """The same samples in other batches, where the script's bound needs it."""
 
 

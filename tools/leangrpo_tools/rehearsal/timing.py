@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from leangrpo_rehearsal import compare, interleave
+from leangrpo_rehearsal import interleave
 from leangrpo_rehearsal.base import Config, Script
-from leangrpo_tools.rehearsal import planned
+from leangrpo_tools.rehearsal import planned, records
 from leangrpo_tools.rehearsal.client import RankExit
 from leangrpo_tools.rehearsal.rehearse import check, find_script, full_name
 from leangrpo_tools.rehearsal.runs import Stage
@@ -184,7 +184,7 @@ def measure(
         for name, stage in _in_turn(chosen_ways, script, module, native, patched, session, assets):
             assets = stage.assets
             variant, skipped = _variant(name), AUTO_SKIPS if name == "auto" else 1
-            _add(timings[name], compare.load(stage.out(variant), config.ranks), config.updates_per_rollout, skipped)
+            _add(timings[name], records.read(stage.out(variant), config.ranks), config.updates_per_rollout, skipped)
             windows = [window for rank in stage.windows(variant) for window in rank]
             timings[name].held_bytes = max([timings[name].held_bytes, *(int(w["peak_held_bytes"]) for w in windows)])
             timings[name].graph_bytes = max([0, *(int(window["graph_bytes"]) for window in windows)])
@@ -239,7 +239,7 @@ def _choices(log: Path) -> list[str]:
     return [line[len(mark) :] for line in log.read_text(errors="replace").splitlines() if line.startswith(mark)]
 
 
-def _add(timing: Timing, run: compare.Run, per_rollout: int, skipped: int = 1) -> None:
+def _add(timing: Timing, run: records.Records, per_rollout: int, skipped: int = 1) -> None:
     """The rollouts of one process after those that are skipped."""
     for first in range(skipped * per_rollout, len(run.updates), per_rollout):
         part = run.updates[first : first + per_rollout]
