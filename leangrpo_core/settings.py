@@ -31,7 +31,7 @@ ALLOWED = {
     "updates": " or ".join(UPDATES),
 }
 # Variables of the kit that are no settings of a run and may be set beside them.
-NOT_SETTINGS = {"LEANGRPO_REPORT_DIR", "LEANGRPO_CACHE", "LEANGRPO_VENV"}
+NOT_SETTINGS = {"LEANGRPO_REPORT_DIR", "LEANGRPO_CACHE", "LEANGRPO_VENV", "LEANGRPO_DEBUG"}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.toytree import git
 
-from leangrpo_tools import data, fetch, lock, sources
+from leangrpo_tools import data, lock, objects, sources
 from leangrpo_tools.apply import apply
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.gitcmd import GitFailed
@@ -103,11 +103,13 @@ def test_sources_that_cannot_be_read(kit) -> None:
 
 
 def test_full_disk(kit, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
 
-    monkeypatch.setattr(fetch.shutil, "copytree", full)
-    assert "df -h" in fails(kit, "LG106")
+        def full(*_: object, number: int = number) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(objects.shutil, "copy2", full)
+        assert "df -h" in fails(kit, "LG106")
     entry = lock.load().upstreams["DanceGRPO"]
     assert isinstance(entry, lock.GitEntry)
     git_says = GitFailed(("fetch",), 128, "fatal: write error: No space left on device")
@@ -162,16 +164,8 @@ def test_hooks_and_filters_of_the_source_do_not_run(kit) -> None:
 
 
 def test_no_git(kit, monkeypatch: pytest.MonkeyPatch) -> None:
-    import git as gitpython
-
-    monkeypatch.setattr(gitpython.Git, "execute", _not_found)
+    monkeypatch.setenv("PATH", str(kit.work))
     fails(kit, "LG110")
-
-
-def _not_found(*_: object, **__: object) -> None:
-    import git as gitpython
-
-    raise gitpython.GitCommandNotFound("git", "not installed")
 
 
 def test_an_unwritable_cache(kit, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,15 +17,17 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from leangrpo_tools import __version__, data, fetch, lock, registry
+from leangrpo_tools import __version__, data, fetch, gitcache, lock, registry
 from leangrpo_tools.disk import guard_disk
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.lock import EmbeddedEntry, Entry, GitEntry, PypiEntry
+from leangrpo_tools.reading import MIB, opened
 
 MANIFEST = "bundle.json"
 PACK, WHEEL = HELD = "upstream.pack", "upstream.whl"
 """Where the upstream's files are: of one in git, and of one of a package registry."""
 KIT = "kit/"
+LARGEST, LARGEST_MANIFEST = 512 * MIB, 16 * MIB
 MAIN = """\
 import atexit, pathlib, shutil, sys, tempfile, zipfile
 
@@ -75,7 +77,7 @@ def make(name: str, output: Path, source: str | None = None) -> BundleResult:
     members = {KIT + path: file.read_bytes() for path, file in _kit_files().items()}
     members["__main__.py"] = MAIN.encode()
     if isinstance(entry, GitEntry):
-        members[PACK] = fetch.pack(upstream, entry, source)
+        members[PACK] = gitcache.pack(upstream, entry, source)
     elif isinstance(entry, PypiEntry):
         members[WHEEL] = registry.get(upstream, entry, source)
     manifest = Manifest(
@@ -106,7 +108,8 @@ def use(file: Path, upstream: str, entry: Entry) -> None:
     Raises LG113 for a file that is no bundle or is damaged, LG114 for one of another upstream, pin or kit.
     """
     try:
-        with zipfile.ZipFile(file) as found:
+        with opened(file) as content, zipfile.ZipFile(content) as found:
+            _bound(found, file)
             manifest = _manifest(found, file)
             wrong = _misfit(manifest, upstream, entry)
             if wrong:
@@ -120,20 +123,22 @@ def use(file: Path, upstream: str, entry: Entry) -> None:
             member = PACK if isinstance(entry, GitEntry) else WHEEL
             held = None
             for name, expected in manifest.files.items():
-                content = found.read(name)
-                if hashlib.sha256(content).hexdigest() != expected:
+                held_here = found.read(name)
+                if hashlib.sha256(held_here).hexdigest() != expected:
                     raise _damaged(file, f"{name} has another hash than bundle.json says")
-                held = content if name == member else held
+                held = held_here if name == member else held
     except OSError as err:
         raise KitError("LG113", f"{file} cannot be read: {err.strerror or err}", fix=f"ls -l {file}") from err
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, NotImplementedError, RuntimeError, ValueError) as err:
         raise _damaged(file, str(err).strip("\"'")) from err
-    if isinstance(entry, EmbeddedEntry) or fetch.cached(upstream, entry):
+    if isinstance(entry, EmbeddedEntry):
+        return
+    if gitcache.whole(upstream, entry) if isinstance(entry, GitEntry) else registry.cached(entry):
         return
     if held is None:
         raise _damaged(file, f"it holds no {member}")
     if isinstance(entry, GitEntry):
-        fetch.fill_cache_from_pack(upstream, entry, held, str(file))
+        gitcache.fill_from_pack(upstream, entry, held, str(file))
     else:
         registry.put(entry, held, str(file))
 
@@ -157,6 +162,13 @@ def _kit_files() -> dict[str, Path]:
     for name, folder in folders.items():
         found |= {f"{name}/{item.relative_to(folder).as_posix()}": item for item in lock.files_of(folder)}
     return dict(sorted(found.items()))
+
+
+def _bound(found: zipfile.ZipFile, file: Path) -> None:
+    """Refuse what would not fit into memory; a member gives no more bytes than it says here."""
+    size = sum(item.file_size for item in found.infolist())
+    if size > LARGEST or found.getinfo(MANIFEST).file_size > LARGEST_MANIFEST:
+        raise _damaged(file, f"it unpacks to {size >> 20} MiB, and no bundle has more than {LARGEST >> 20}")
 
 
 def _manifest(found: zipfile.ZipFile, file: Path) -> Manifest:

@@ -191,8 +191,8 @@ def support_command(
     measure: Annotated[
         bool, typer.Option("--measure", help="Rehearse them first, and write down what comes out.")
     ] = False,
-    name: Annotated[str, typer.Option("--upstream", metavar="NAME", help="Measure this upstream only.")] = "",
-    script: Annotated[str, typer.Option(metavar="S", help="Measure this script of it only.")] = "",
+    name: Annotated[str, typer.Option("--upstream", metavar="NAME", help="This upstream only.")] = "",
+    script: Annotated[str, typer.Option(metavar="S", help="This script only.")] = "",
     json: Json = None,
 ) -> None:
     """Print the table of supported scripts: what was rehearsed, how exact it is, and what it gains."""
@@ -206,7 +206,7 @@ def support_command(
         else:
             from leangrpo_tools.support import support
 
-            out.done(support(), show.rehearsed)
+            out.done(support(name, script), show.rehearsed)
 
 
 def status_command(
@@ -265,8 +265,13 @@ COMMANDS = {
 
 def _run(app: typer.Typer) -> None:
     """Run a command; what it cannot make sense of becomes LG121, with the parser's exit status."""
+    from leangrpo_tools import output
+
+    output.start()
+    out = output.Outcome(output.json_wanted(sys.argv[1:]))
     try:
-        raise SystemExit(app(standalone_mode=False))
+        status = app(standalone_mode=False)
+        output.say("")
     except USAGE as err:
         if type(err).__name__ == "NoArgsIsHelpError":  # no mistake: it has the help's text
             err.show()
@@ -279,8 +284,16 @@ def _run(app: typer.Typer) -> None:
             cause="a typing error, or something that another command or version of the kit takes",
             fix=f"{usage}{path} --help says more",
         )
-        print(problem, file=sys.stderr)
-        raise SystemExit(err.exit_code) from None
+        raise SystemExit(output.failed(problem, out, err.exit_code)) from None
+    except SystemExit as err:
+        if isinstance(err.__context__, BrokenPipeError):  # the parser's own way with it
+            raise SystemExit(output.ended(output.Unheard(), out)) from None
+        raise
+    except typer.Abort:  # Ctrl-C, as the parser has it
+        raise SystemExit(output.ended(KeyboardInterrupt(), out)) from None
+    except (Exception, KeyboardInterrupt) as err:
+        raise SystemExit(output.ended(err, out)) from err
+    raise SystemExit(status)
 
 
 def umbrella() -> typer.Typer:

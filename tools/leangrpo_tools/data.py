@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from leangrpo_tools.errors import KitError
+from leangrpo_tools.reading import absolute
 
 
 @cache
@@ -61,12 +62,38 @@ def rehearsal_path() -> Path:
 
 
 def cache_dir() -> Path:
-    """The cache folder: ``LEANGRPO_CACHE``, or the platform's user cache. It may not exist yet."""
+    """The cache folder: ``LEANGRPO_CACHE``, or the platform's user cache. It may not exist yet.
+
+    A relative ``XDG_CACHE_HOME`` is ignored, as its standard says. Raises LG112 where no folder belongs to the user.
+    """
     chosen = os.environ.get("LEANGRPO_CACHE")
     if chosen:
-        return Path(chosen).expanduser().absolute()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "leangrpo-kit"
+        return absolute(chosen)
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "leangrpo-kit" / "cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leangrpo-kit"
+        return Path(os.environ.get("LOCALAPPDATA") or _home() / "AppData" / "Local") / "leangrpo-kit" / "cache"
+    if sys.platform == "darwin":
+        return _home() / "Library" / "Caches" / "leangrpo-kit"
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(given) if os.path.isabs(given) else _home() / ".cache") / "leangrpo-kit"
+
+
+def _home() -> Path:
+    """The user's folder: ``HOME``, or what the system knows where that is empty or not absolute."""
+    found = os.environ.get("HOME") or ""
+    if sys.platform != "win32" and not os.path.isabs(found):
+        import pwd
+
+        try:
+            found = pwd.getpwuid(os.getuid()).pw_dir
+        except KeyError:
+            found = ""
+    elif sys.platform == "win32":
+        found = os.path.expanduser("~")
+    if not os.path.isabs(found):
+        raise KitError(
+            "LG112",
+            "there is no folder for the cache",
+            cause="HOME is empty or relative, and the system knows no other folder of yours",
+            fix="export LEANGRPO_CACHE=FOLDER",
+        )
+    return Path(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import glob
+import hashlib
 import os
 import shutil
 import stat
@@ -13,6 +14,11 @@ from pathlib import Path
 
 from leangrpo_tools.errors import KitError
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+BAD_NAME = (errno.ENAMETOOLONG, errno.ELOOP)
+LONGEST_NAME = 255
+"""Bytes of one part of a path, on the usual file systems."""
+
 
 @contextmanager
 def guard_disk(folder: Path) -> Iterator[None]:
@@ -20,9 +26,27 @@ def guard_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as err:
-        if err.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise disk_full(folder) from err
-        raise KitError("LG112", f"{err.filename or folder}: {err.strerror}", fix=f"ls -ld {folder}") from err
+        raise problem(err, folder) from err
+
+
+def problem(err: OSError, folder: Path) -> KitError:
+    """The error for what the system says where the kit writes below ``folder``."""
+    if err.errno in FULL:
+        return disk_full(folder)
+    where = err.filename or folder
+    if err.errno in BAD_NAME:
+        return bad_path(where, err.strerror)
+    return KitError("LG112", f"{where}: {err.strerror or err}", fix=f"ls -ld {folder}")
+
+
+def bad_path(path: object, why: str | None) -> KitError:
+    """The error for a path that no file can have."""
+    text = os.fsdecode(path) if isinstance(path, bytes) else str(path)
+    shown = f"{text[:60]}... ({len(text)} characters)" if len(text) > 300 else text
+    return KitError(
+        "LG131", f"{shown!r}: {why or 'it is no path'}", cause=f"a name may have {LONGEST_NAME} bytes, and no NUL",
+        fix="choose another name",
+    )  # fmt: skip
 
 
 @contextmanager
@@ -46,11 +70,41 @@ def exclusive(path: Path) -> Iterator[None]:
         os.close(held)
 
 
+@contextmanager
+def shared(path: Path) -> Iterator[None]:
+    """Hold a lock file together with other readers; without one, or where it may not be opened, hold nothing."""
+    try:
+        import fcntl
+
+        held = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except (ImportError, OSError):
+        yield
+        return
+    try:
+        with suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(held)
+
+
+def no_room(folder: Path) -> bool:
+    """Whether the disk of an existing folder has less than 1 MiB or 16 inodes left: too little for git, which may not say so."""
+    with suppress(OSError):
+        if hasattr(os, "statvfs"):
+            found = os.statvfs(folder)
+            return found.f_bavail * found.f_frsize < 1 << 20 or (found.f_files > 0 and found.f_favail < 16)
+        return shutil.disk_usage(folder).free < 1 << 20
+    return False
+
+
 def disk_full(folder: Path) -> KitError:
     """The error for a full disk."""
     return KitError(
-        "LG106", f"no space left below {folder}", cause="the disk or a quota is full", fix=f"df -h {folder}"
-    )
+        "LG106", f"no space left below {folder}",
+        cause="the disk, its inodes or a quota are used up, or a limit of a file's size (ulimit -f) is reached",
+        fix=f"df -h {folder}; df -i {folder}; ulimit -f",
+    )  # fmt: skip
 
 
 def remove_tree(folder: Path) -> None:
@@ -64,11 +118,14 @@ def remove_tree(folder: Path) -> None:
 
 def part(dest: Path) -> Path:
     """An empty folder beside ``dest`` to build it in; what killed runs left there is removed."""
-    for left in dest.parent.glob(f".{glob.escape(dest.name)}.*.part"):
+    name = dest.name
+    if len(os.fsencode(name)) > LONGEST_NAME - len("..1234567890.part"):
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    for left in dest.parent.glob(f".{glob.escape(name)}.*.part"):
         pid = left.name.split(".")[-2]
         if not pid.isdigit() or not _runs(int(pid)):
             remove_tree(left)
-    temp = dest.parent / f".{dest.name}.{os.getpid()}.part"
+    temp = dest.parent / f".{name}.{os.getpid()}.part"
     remove_tree(temp)
     temp.mkdir()
     return temp

@@ -31,7 +31,10 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "git ls-remote SOURCE must work. A path must lead to a clone or a bare repository, or to the wheel. "
         "leangrpo list shows where an upstream comes from.",
     ),
-    "LG106": ("The disk or a quota is full.", "Free some space and run the same command again: it repairs itself."),
+    "LG106": (
+        "The disk or a quota is full, there are no inodes left, or a limit on a file's size was reached (ulimit -f).",
+        "Free some space and run the same command again: it repairs itself. The cache is not touched by this.",
+    ),
     "LG107": (
         "The source is a fork or an old mirror that does not have the pinned commit, or a package index or a folder "
         "without the pinned wheel.",
@@ -79,6 +82,22 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "COMMAND --help lists them. Options begin with two dashes; a name that begins with a dash goes behind --.",
     ),
     "LG120": ("A typing error, or a code of a newer version of the kit.", "Codes look like LG201."),
+    "LG131": (
+        "A name is longer than file systems take (255 bytes between two slashes), has a NUL in it, or is a link that "
+        "leads to itself.",
+        "Choose a shorter name. The message has the path.",
+    ),
+    "LG132": (
+        "Files of the cache were deleted or cut short, or the disk returns other bytes than were written. They are "
+        "compared with their hashes before every use, and nothing was made from them.",
+        "Run it once where there is network, or give a local clone (--source PATH) or a bundle (--bundle FILE): the "
+        "cache is then filled again by itself.",
+    ),
+    "LG199": (
+        "A fault of the kit, or something on this machine that it does not know. What it says of a patch or a "
+        "rehearsal does not count.",
+        "The message names a file with the details. Report it. LEANGRPO_DEBUG=1 prints them at once.",
+    ),
     "LG201": (
         "The file differs from the pinned commit where the patch goes: a call was renamed, removed or doubled. The "
         "message says what was looked for, how often it was expected and found, and the lines that come close. "

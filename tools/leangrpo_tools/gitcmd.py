@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from leangrpo_tools import processes
 from leangrpo_tools.errors import KitError
 
 SAFE = (
@@ -37,8 +39,9 @@ LOCAL = (
     "GIT_EXTERNAL_DIFF",
     "GIT_CONFIG_PARAMETERS",
     "GIT_CONFIG_COUNT",
-    "GIT_PYTHON_GIT_EXECUTABLE",  # GitPython would try it out, though only the git of PATH is used
 )
+FULL = ("no space left", "out of diskspace", "disk quota", "file too large", f"died of signal {processes.TOO_LARGE}")
+"""git's words, in lower case, where it has no room to write."""
 BASE_REF = "refs/leangrpo/base"
 """The tree before the patch."""
 WHO = {
@@ -61,6 +64,21 @@ class GitFailed(Exception):
         self.status = status
         self.stderr = stderr
 
+    @property
+    def detail(self) -> str:
+        """The line of git's words that says most."""
+        lines = [line.strip() for line in self.stderr.splitlines() if line.strip()]
+        return next(
+            (line for line in lines if line.startswith(("fatal:", "error:"))), lines[-1] if lines else str(self)
+        )
+
+    @property
+    def full(self) -> bool:
+        """Whether it had no room: on the disk, in a quota, or under a limit of a file's size (SIGXFSZ)."""
+        return self.status in (-processes.TOO_LARGE, 128 + processes.TOO_LARGE) or any(
+            words in self.stderr.lower() for words in FULL
+        )
+
 
 def clean_environment() -> None:
     """Forget the git variables of a surrounding git process (a hook, say): they would redirect every command."""
@@ -71,24 +89,15 @@ def clean_environment() -> None:
 class Git:
     """git in one folder.
 
-    ``isolated`` ignores the user's and the system's configuration (and so, all filters). ``offline`` lets a partial
-    clone not fetch what it lacks: how it would do that is up to the repository's configuration, a command included.
+    ``isolated`` ignores the user's and the system's configuration too: for checkouts the kit itself makes. ``offline``
+    keeps a partial clone from fetching what it lacks: that would run what its own configuration names, a command
+    included.
     """
 
     def __init__(self, folder: Path, *, isolated: bool = False, offline: bool = False) -> None:
-        try:
-            import git as gitpython
-        except ModuleNotFoundError as err:
-            raise KitError(
-                "LG110", "git cannot be run: the Python package GitPython is missing",
-                cause="an incomplete installation of the kit", fix="pip install gitpython",
-            ) from err  # fmt: skip
-        except ImportError as err:  # it tries git out
-            raise no_git() from err
         self.folder = folder
-        self._git = gitpython.Git(str(folder))
-        self._not_found = gitpython.GitCommandNotFound
         self._env = {"GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1", "GIT_OPTIONAL_LOCKS": "0"}
+        self._env |= {"LANGUAGE": "C", "LC_ALL": "C"}  # its messages are read
         if offline:
             self._env |= {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
         if isolated:
@@ -102,10 +111,10 @@ class Git:
         self, *args: str, stdin: bytes | None = None, ok: tuple[int, ...] = (0,), env: dict[str, str] | None = None
     ) -> bytes:
         """Run a command and return its output, byte for byte. Raises :class:`GitFailed` unless its status is ok."""
-        status, out, err = self._execute(args, stdin, env or {})
-        if status not in ok:
-            raise GitFailed(args, status, err)
-        return out
+        done = self._execute(args, stdin, env or {})
+        if done.status not in ok:
+            raise GitFailed(args, done.status, done.stderr.decode("utf-8", "replace"))
+        return done.stdout
 
     def text(self, *args: str, ok: tuple[int, ...] = (0,), env: dict[str, str] | None = None) -> str:
         """Like :meth:`run`, decoded and stripped."""
@@ -113,52 +122,40 @@ class Git:
 
     def maybe(self, *args: str) -> str | None:
         """The stripped output, or None when the command fails."""
-        status, out, _ = self._execute(args, None, {})
-        return out.decode("utf-8", "replace").strip() if status == 0 else None
+        done = self._execute(args, None, {})
+        return done.stdout.decode("utf-8", "replace").strip() if done.status == 0 else None
 
     def follow(self, *args: str, stdin: bytes | None, on_line: Callable[[str], None]) -> None:
         """Run a long command and hand its progress lines on. Raises :class:`GitFailed`."""
-        from git.cmd import handle_process_output
+        rest = ""
 
-        lines: list[str] = []
+        def heard(chunk: bytes) -> None:
+            nonlocal rest
+            *lines, rest = re.split(r"[\r\n]+", rest + chunk.decode("utf-8", "replace"))
+            for line in lines:
+                on_line(line)
 
-        def heard(line: str | bytes) -> None:
-            text = line.decode("utf-8", "replace") if isinstance(line, bytes) else line
-            lines.append(text)
-            on_line(text)
+        done = self._execute(args, stdin, {}, heard)
+        if done.status:
+            raise GitFailed(args, done.status, done.stderr.decode("utf-8", "replace").replace("\r", "\n"))
 
-        with tempfile.TemporaryFile() as feed:
-            feed.write(stdin or b"")
-            feed.seek(0)
-            try:
-                process = self._git.execute(
-                    self.command(*args), istream=feed, as_process=True, env=self._env, universal_newlines=True
-                )
-            except self._not_found as err:
+    def _execute(
+        self,
+        args: tuple[str, ...],
+        stdin: bytes | None,
+        env: dict[str, str],
+        heard: Callable[[bytes], None] | None = None,
+    ) -> processes.Done:
+        try:
+            # What is followed fetches, and ssh may have to ask at the terminal: it stays in the terminal's session.
+            return processes.run(
+                self.command(*args), self.folder, stdin or b"", {**os.environ, **self._env, **env},
+                heard=heard, own_session=heard is None,
+            )  # fmt: skip
+        except OSError as err:
+            if err.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR) and self.folder.is_dir():
                 raise no_git() from err
-            handle_process_output(process, None, heard, finalizer=None, decode_streams=False)
-            status = process.proc.wait()  # type: ignore[union-attr]
-        if status:
-            raise GitFailed(args, status, "\n".join(lines))
-
-    def _execute(self, args: tuple[str, ...], stdin: bytes | None, env: dict[str, str]) -> tuple[int, bytes, str]:
-        with tempfile.TemporaryFile() as feed:
-            feed.write(stdin or b"")
-            feed.seek(0)
-            try:
-                status, out, err = self._git.execute(
-                    self.command(*args),
-                    istream=feed,
-                    with_extended_output=True,
-                    with_exceptions=False,
-                    stdout_as_string=False,
-                    strip_newline_in_stdout=False,
-                    env=self._env | env,
-                )
-            except self._not_found as error:
-                raise no_git() from error
-        assert isinstance(out, bytes)
-        return int(status), out, err if isinstance(err, str) else err.decode("utf-8", "replace")
+            raise
 
 
 def no_git() -> KitError:

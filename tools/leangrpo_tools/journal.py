@@ -22,7 +22,8 @@ from leangrpo_tools.config import DEFAULTS
 from leangrpo_tools.disk import guard_disk
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.gitcmd import BASE_REF, GitFailed
-from leangrpo_tools.tree import Content, Tree, sha256
+from leangrpo_tools.reading import read_regular
+from leangrpo_tools.tree import BIGGEST, Content, Tree, sha256
 
 EXCLUDED = ".leangrpo/\n__pycache__/\n"
 BEGIN, END = "# leangrpo-kit begin\n", "# leangrpo-kit end\n"
@@ -119,7 +120,7 @@ def recover(tree: Tree) -> str | None:
 def _read(tree: Tree) -> Journal:
     path = tree.kit / "journal.json"
     try:
-        journal = Journal.model_validate_json(path.read_bytes())
+        journal = Journal.model_validate_json(read_regular(path, BIGGEST))
     except (OSError, ValidationError) as err:
         raise KitError(
             "LG308",
@@ -228,7 +229,7 @@ def exclude(tree: Tree, on: bool) -> None:
             _write(tree.kit / ".gitignore", Content(b"*\n", 0o644))
         return
     path = tree.root / tree.git.text("rev-parse", "--git-path", "info/exclude")
-    old = path.read_bytes() if path.is_file() else b""
+    old = read_regular(path, BIGGEST) if path.is_file() else b""
     begin, end = BEGIN.encode(), END.encode()
     start = old.find(begin)
     new = old

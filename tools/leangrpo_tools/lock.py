@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import os
 import re
 import sys
 from pathlib import Path, PurePosixPath
@@ -16,6 +17,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from leangrpo_tools import data, yamlfile
+from leangrpo_tools.disk import LONGEST_NAME
 from leangrpo_tools.errors import KitError
 
 FIX = "restore upstreams.lock from the kit's repository, or correct the lines above"
@@ -26,6 +28,8 @@ def inside(path: str) -> str:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith(("/", "-")) or "\\" in path or ".." in parts or ".git" in path.lower().split("/"):
         raise ValueError("must be a relative path inside the tree")
+    if "\0" in path or any(len(os.fsencode(part)) > LONGEST_NAME for part in parts):
+        raise ValueError(f"has a name that no file can have: a NUL in it, or more than {LONGEST_NAME} bytes")
     if str(PurePosixPath(path)) != path.rstrip("/"):
         raise ValueError(f"write it as {PurePosixPath(path)}")
     return path

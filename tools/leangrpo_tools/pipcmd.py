@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
-from leangrpo_tools import data
+from leangrpo_tools import data, processes
 from leangrpo_tools.disk import disk_full
 from leangrpo_tools.errors import KitError
+from leangrpo_tools.gitcmd import FULL
 from leangrpo_tools.lock import PypiEntry
+from leangrpo_tools.reading import MIB, read_regular
 from leangrpo_tools.sources import NETWORK
 
+LARGEST = 256 * MIB
+"""No wheel of more bytes is read."""
 PIP = (
     "download", "--require-hashes", "--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--no-input", "--no-color",
     "--disable-pip-version-check", "--progress-bar", "off", "--retries", "2",
@@ -38,7 +42,7 @@ def download(entry: PypiEntry, url: str | None, folder: Path) -> bytes:
     found = sorted((folder / "found").glob("*.whl"))
     if said is not None or not found:
         raise failure(said or "pip found no wheel", url, entry)
-    return found[0].read_bytes()
+    return read_regular(found[0], LARGEST)
 
 
 def _pip(*args: str, folder: Path) -> str | None:
@@ -48,12 +52,10 @@ def _pip(*args: str, folder: Path) -> str | None:
     """
     command = [sys.executable or "python3", "-m", "pip", *PIP, *args]
     try:
-        done = subprocess.run(
-            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace"
-        )
+        done = processes.run(command, folder, b"", dict(os.environ))
     except OSError as err:
         return f"No module named pip ({err})"
-    return None if done.returncode == 0 else done.stderr + done.stdout
+    return None if done.status == 0 else (done.stderr + done.stdout).decode("utf-8", "replace")
 
 
 def failure(said: str, url: str | None, entry: PypiEntry) -> KitError:
@@ -64,7 +66,7 @@ def failure(said: str, url: str | None, entry: PypiEntry) -> KitError:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     untrusted = [line for line in lines if "not a trusted or secure host" in line]
     detail = (untrusted or errors or lines or [""])[-1]
-    if "no space left" in text or "disk quota" in text:
+    if any(words in text for words in FULL):
         return disk_full(data.cache_dir())
     if "no module named pip" in text:
         return KitError(

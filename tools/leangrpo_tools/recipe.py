@@ -18,6 +18,7 @@ from leangrpo_tools import data, yamlfile
 from leangrpo_tools.codemods.params import PARAMS, InsertImport, Name, Params
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.lock import RelativePath
+from leangrpo_tools.reading import MIB, read_regular
 
 PLACEHOLDER = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 CORE = "leangrpo_core"
@@ -221,7 +222,8 @@ def load(upstream: str, path: Path | None = None) -> Recipe:
     problems += [f"refused.{name}: is among the scripts, too" for name in sorted(set(raw.refused) & set(raw.scripts))]
     if problems:
         raise yamlfile.problem_list("LG202", where, [(0, text) for text in dict.fromkeys(problems)], FIX)
-    return Recipe(upstream, raw.vendor, scripts, hashlib.sha256(where.read_bytes()).hexdigest(), refused=raw.refused)
+    digest = hashlib.sha256(read_regular(where, 4 * MIB)).hexdigest()
+    return Recipe(upstream, raw.vendor, scripts, digest, refused=raw.refused)
 
 
 def scripts_of(upstream: str) -> set[str]:

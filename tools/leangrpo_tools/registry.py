@@ -12,6 +12,7 @@ from leangrpo_tools.disk import exclusive, guard_disk, part, remove_tree
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.lock import PypiEntry
 from leangrpo_tools.progress import Progress
+from leangrpo_tools.reading import absolute, read_regular
 
 
 def get(name: str, entry: PypiEntry, source: str | None = None) -> bytes:
@@ -37,7 +38,7 @@ def get(name: str, entry: PypiEntry, source: str | None = None) -> bytes:
 def cached(entry: PypiEntry) -> bytes | None:
     """The wheel in the cache; None if it is absent or damaged."""
     try:
-        content = kept(entry).read_bytes()
+        content = read_regular(kept(entry), pipcmd.LARGEST)
     except OSError:
         return None
     return content if hashlib.sha256(content).hexdigest() == entry.sha256 else None
@@ -83,7 +84,7 @@ def _beside(entry: PypiEntry) -> Path:
 
 
 def _from_path(source: str, entry: PypiEntry) -> bytes:
-    path = Path(source).expanduser().absolute()
+    path = absolute(source)
     if path.is_dir():
         path = path / entry.filename
         if not path.exists():
@@ -95,7 +96,7 @@ def _from_path(source: str, entry: PypiEntry) -> bytes:
     elif not path.exists():
         raise KitError("LG105", f"{path} does not exist", cause="a mistyped --source", fix=f"ls {path.parent}")
     try:
-        return path.read_bytes()
+        return read_regular(path, pipcmd.LARGEST)
     except OSError as err:
         raise KitError("LG105", f"{path} cannot be read: {err.strerror}", fix=f"ls -l {path}") from err
 

@@ -1,95 +1,21 @@
-"""What the commands print: results as text and JSON, errors with their code, exit statuses."""
+"""What the commands print: their results as text."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from leangrpo_tools.errors import KitError
-from leangrpo_tools.gitcmd import GitFailed, clean_environment
+from leangrpo_tools.output import on_terminal, outcome, say, write_file
 
-
-def on_terminal() -> bool:
-    """Whether colour makes sense on stdout."""
-    return sys.stdout.isatty()
-
-
-@dataclass
-class Outcome:
-    """Where a command puts its result."""
-
-    file: Path | None
-
-    def done(self, result: Any, text: Callable[[Any], str]) -> None:
-        """Print the text, write the JSON, and end with the result's ``exit_code`` if it has one."""
-        to_stdout = self.file is not None and str(self.file) == "-"
-        if not to_stdout:
-            _say(text(result))
-        plain = _plain(result)
-        if self.file is not None:
-            self.write(plain)
-        status = getattr(result, "exit_code", 0)
-        if status:
-            raise SystemExit(status)
-
-    def write(self, plain: Any) -> None:
-        """Write JSON; numbers that JSON does not know are refused."""
-        text = json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
-        if str(self.file) == "-":
-            sys.stdout.write(text)
-        elif self.file is not None:
-            try:
-                self.file.write_text(text, encoding="utf-8")
-            except OSError as err:
-                raise KitError("LG112", f"{self.file} cannot be written: {err.strerror}") from err
-
-
-@contextmanager
-def outcome(file: Path | None) -> Iterator[Outcome]:
-    """Run a command's body; an error becomes its message and exit status."""
-    clean_environment()
-    out = Outcome(file)
-    try:
-        yield out
-    except GitFailed as err:
-        problem = KitError("LG110", f"{err}", cause="an unexpected answer of git", fix="git --version; git status")
-        raise SystemExit(_fail(out, problem)) from err
-    except KitError as err:
-        raise SystemExit(_fail(out, err)) from err
-    except BrokenPipeError:
-        sys.stderr.close()
-        raise SystemExit(0) from None
-
-
-def _fail(out: Outcome, err: KitError) -> int:
-    print(err, file=sys.stderr)
-    if out.file is not None and err.code != "LG112":
-        out.write({"ok": False, "error": err.to_json()})
-    return err.exit_code
-
-
-def _say(text: str) -> None:
-    if text:
-        print(text)
-
-
-def _plain(result: Any) -> Any:
-    if hasattr(result, "to_json"):
-        return result.to_json()
-    return {"ok": True, **result.__dict__} if is_dataclass(result) else result
+__all__ = ["on_terminal", "outcome"]
 
 
 def applied(result: Any) -> str:
     """``apply-patch``."""
     if result.dry_run:
-        sys.stdout.buffer.write(result.diff)
-        sys.stdout.buffer.flush()
+        say(result.diff)
     lines = [f"notice: {text}" for text in result.notices]
     lines += [f"warning: {text}" for text in result.warnings]
     lines += [f"skipped {name}: {error['code']}: {error['what']}" for name, error in result.skipped.items()]
@@ -126,14 +52,10 @@ def bundled(result: Any) -> str:
 def differs(result: Any, output: Path | None) -> None:
     """``diff-patch``: the diff alone on stdout or in the file, so that ``git apply`` takes it."""
     if output is not None:
-        try:
-            output.write_bytes(result.text)
-        except OSError as err:
-            raise KitError("LG112", f"{output} cannot be written: {err.strerror}") from err
+        write_file(output, result.text)
         print(f"written to {output}", file=sys.stderr)
     else:
-        sys.stdout.buffer.write(result.text)
-        sys.stdout.buffer.flush()
+        say(result.text)
     if result.edited:
         print(f"edited after the patch, shown with it: {', '.join(result.edited)}", file=sys.stderr)
     if result.left_out:

@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 
 from leangrpo_tools import data
-from leangrpo_tools.disk import disk_full
+from leangrpo_tools.disk import disk_full, no_room
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.gitcmd import GitFailed
 from leangrpo_tools.lock import GitEntry
+from leangrpo_tools.reading import absolute
 
 NETWORK = (
     "could not resolve host",
@@ -39,7 +40,7 @@ def usable(url: str) -> str:
         raise KitError("LG105", f"{url!r} is neither a URL nor a path", fix="--source URL|PATH")
     if not is_local(url):
         return url
-    path = Path(url).expanduser().absolute()
+    path = absolute(url)
     if not path.exists():
         raise KitError("LG105", f"{path} does not exist", cause="a mistyped --source", fix="ls " + str(path.parent))
     if not os.access(path, os.R_OK | os.X_OK):
@@ -57,9 +58,8 @@ def usable(url: str) -> str:
 def failure(err: GitFailed, url: str, entry: GitEntry, *, has_commit: bool = False) -> KitError:
     """The error that a failed git command stands for."""
     text = err.stderr.lower()
-    lines = [line.strip() for line in err.stderr.splitlines() if line.strip()]
-    detail = next((line for line in lines if line.startswith(("fatal:", "error:"))), lines[-1] if lines else str(err))
-    if "no space left" in text or "disk quota" in text:
+    detail = err.detail
+    if err.full:
         return disk_full(data.cache_dir())
     if any(words in text for words in LACKS_COMMIT) and not has_commit:
         return KitError(
@@ -75,6 +75,8 @@ def failure(err: GitFailed, url: str, entry: GitEntry, *, has_commit: bool = Fal
             cause="no network, a proxy, or a mistyped address",
             fix="run once where there is network (the cache is kept), or give a local clone: --source PATH",
         )
+    if no_room(data.cache_dir()):
+        return disk_full(data.cache_dir())
     if any(words in text for words in (LACKS_COMMIT + LACKS_FILES if has_commit else LACKS_FILES)):
         return KitError(
             "LG109",

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from leangrpo_tools import lost
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.tree import Tree, sha256
+from leangrpo_tools.reading import read_text
+from leangrpo_tools.tree import BIGGEST, Tree, sha256
 
 
 class _Strict(BaseModel):
@@ -67,7 +68,7 @@ def path(tree: Tree) -> Path:
 def load(tree: Tree) -> State | None:
     """The state of a tree, or None if it is not patched. Raises LG308 for a lost, damaged or newer state file."""
     try:
-        text = path(tree).read_text(encoding="utf-8")
+        text = read_text(path(tree), BIGGEST)
     except (FileNotFoundError, NotADirectoryError) as err:
         if lost.is_lost(tree):
             raise KitError(
@@ -78,7 +79,7 @@ def load(tree: Tree) -> State | None:
             ) from err
         return None
     except (OSError, UnicodeDecodeError) as err:
-        raise _unreadable(tree, str(err)) from err
+        raise _unreadable(tree, getattr(err, "strerror", None) or str(err)) from err
     try:
         return State.model_validate_json(text)
     except ValidationError as err:

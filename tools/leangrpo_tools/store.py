@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.tree import Tree, sha256
+from leangrpo_tools.reading import read_regular
+from leangrpo_tools.tree import BIGGEST, Tree, sha256
 
 
 def has(tree: Tree, digest: str, name: str, commit: str | None = None) -> bool:
@@ -18,7 +21,9 @@ def has(tree: Tree, digest: str, name: str, commit: str | None = None) -> bool:
 def get(tree: Tree, digest: str, name: str, commit: str | None = None) -> bytes:
     """The text with that hash, from the store or else from a commit. Raises LG308 when it is in neither."""
     path = tree.path(f"{tree.kit.name}/store/{digest}")
-    data = path.read_bytes() if path.is_file() else b""
+    data = b""
+    with suppress(OSError):
+        data = read_regular(path, BIGGEST)
     if sha256(data) == digest:
         return data
     old = tree.blob(commit, name)

@@ -114,9 +114,14 @@ def path() -> Path:
     return data.data_root() / "patches" / FILE
 
 
-def support() -> Support:
-    """The table, of what has been measured. Raises LG202 for a recipe that is wrong."""
+def support(name: str = "", script: str = "") -> Support:
+    """The table, of what has been measured, or its rows of one upstream or script.
+
+    Raises LG102 and LG203 for names that are not known, LG202 for a recipe that is wrong.
+    """
     known = measured()
+    if name or script:
+        return Support([_row(*found, known) for found in scripts(name, script)], {})
     refused = {
         (upstream, f"`{name}`"): recipes.load(upstream).refused[name].reason
         for upstream in lock.load().upstreams
@@ -129,11 +134,16 @@ def support() -> Support:
 def scripts(name: str = "", script: str = "") -> Iterator[tuple[str, Script]]:
     """Every script that can be patched, or those asked for. Raises LG102 and LG203 for names that are not known."""
     wanted = lock.load().find(name) if name else ""
+    seen: set[str] = set()
     for upstream in lock.load().upstreams:
         if (wanted and upstream != wanted) or not data.recipe_path(upstream).is_file():
             continue
-        found = recipes.load(upstream)
-        yield from ((upstream, item) for item in ([found.find(script)] if script else found.scripts.values()))
+        found = recipes.load(upstream).scripts
+        seen |= set(found)
+        yield from ((upstream, item) for item in found.values() if script in ("", item.name))
+    if script and script not in seen:
+        raise KitError("LG203", f"there is no script {script!r}", cause=f"known: {', '.join(sorted(seen))}",
+                       fix="leangrpo list")  # fmt: skip
 
 
 def measured() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from leangrpo_tools.disk import exclusive
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.gitcmd import Git, GitFailed
 from leangrpo_tools.lock import inside
+from leangrpo_tools.reading import read_regular
 
 FOLDER = ".leangrpo"
 BIGGEST = 8 << 20
@@ -124,7 +125,7 @@ class Tree:
                 fix=f"ls -l {path}",
             )
         try:
-            return Content(path.read_bytes(), stat.S_IMODE(mode))
+            return Content(read_regular(path, BIGGEST), stat.S_IMODE(mode))
         except OSError as err:
             raise KitError("LG305", f"{name} cannot be read: {err.strerror}", fix=f"ls -l {path}") from err
 
@@ -156,11 +157,11 @@ class Tree:
         return self.git.maybe("config", "--local", "--get", "leangrpo.checkout") if self.is_repo else None
 
     def blob(self, commit: str | None, name: str) -> Content | None:
-        """A file as it is in a commit, None if it is not there."""
-        line = self.git.maybe("ls-tree", commit, "--", name) if self.is_repo and commit else None
+        """A file as it is in a commit, None if it is not there, or too large to be patched."""
+        line = self.git.maybe("ls-tree", "--long", commit, "--", name) if self.is_repo and commit else None
         if not line:
             return None
-        mode, kind, oid = line.split("\t")[0].split()
-        if kind != "blob" or mode == "120000":
+        mode, kind, oid, size = line.split("\t")[0].split()
+        if kind != "blob" or mode == "120000" or not size.isdigit() or int(size) > BIGGEST:
             return None
         return Content(self.git.run("cat-file", "blob", oid), 0o755 if mode == "100755" else 0o644)

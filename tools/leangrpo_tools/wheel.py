@@ -12,6 +12,7 @@ from pathlib import Path
 
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.lock import PypiEntry, inside, plain_name
+from leangrpo_tools.reading import MIB, read_text
 from leangrpo_tools.tree import Content
 
 NOT_PORTABLE = re.compile(r'[\x00-\x1f\x7f"*:<>?\\|]')
@@ -85,7 +86,7 @@ def top_names(root: Path, entry: PypiEntry) -> set[str] | None:
     """The first parts of the names of the project's files below ``root``; None if its list of them is not there."""
     info = _info(root, entry)
     try:
-        text = (info / "RECORD").read_text(encoding="utf-8") if info else ""
+        text = read_text(info / "RECORD", 16 * MIB) if info else ""
     except (OSError, UnicodeDecodeError):
         return None
     names = (row[0] for row in csv.reader(text.splitlines()) if row)

@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from leangrpo_tools.errors import KitError
+from leangrpo_tools.reading import MIB, read_text
 
 Model = TypeVar("Model", bound=BaseModel)
 Place = tuple["str | int", ...]
@@ -17,7 +18,7 @@ Place = tuple["str | int", ...]
 def load(path: Path, model: type[Model], code: str, fix: str) -> Model:
     """Read ``path`` into ``model``. Raises ``KitError(code)`` with all problems, one per line."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, 4 * MIB)
     except (OSError, UnicodeDecodeError) as err:
         raise KitError(code, f"{path} cannot be read: {err}", fix=fix) from err
     try:

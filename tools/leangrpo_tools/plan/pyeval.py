@@ -14,6 +14,7 @@ from leangrpo_tools.plan.pyexpr import STEPS, Expressions
 from leangrpo_tools.plan.pylibrary import Library
 from leangrpo_tools.plan.pynames import Frame, Function, Leave, Module, Return, short, stops, unreadable
 from leangrpo_tools.plan.pyvalues import Entries, Unknown, is_plain
+from leangrpo_tools.reading import MIB, read_regular
 
 
 class Evaluator(Expressions):
@@ -33,7 +34,7 @@ class Evaluator(Expressions):
         if path in self._modules:
             return self._modules[path]
         try:
-            tree = ast.parse(path.read_bytes().decode("utf-8-sig"))
+            tree = ast.parse(read_regular(path, MIB).decode("utf-8-sig"))
         except OSError as err:
             raise unreadable(f"{path}: {err.strerror or err}") from err
         except SyntaxError as err:
