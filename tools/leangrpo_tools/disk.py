@@ -89,7 +89,7 @@ def shared(path: Path) -> Iterator[None]:
 
 
 def no_room(folder: Path) -> bool:
-    """Whether the disk of an existing folder has less than 1 MiB or 16 inodes left: too little for git, which may not say so."""
+    """Whether the disk of an existing folder is next to full: less than 1 MiB, or 16 inodes. git may not say so."""
     with suppress(OSError):
         if hasattr(os, "statvfs"):
             found = os.statvfs(folder)

@@ -140,8 +140,8 @@ def scripts(name: str = "", script: str = "") -> Iterator[tuple[str, Script]]:
             continue
         found = recipes.load(upstream).scripts
         seen |= set(found)
-        yield from ((upstream, item) for item in found.values() if script in ("", item.name))
-    if script and script not in seen:
+        yield from ((upstream, item) for item in found.values() if script.lower() in ("", item.name.lower()))
+    if script and script.lower() not in {item.lower() for item in seen}:
         raise KitError("LG203", f"there is no script {script!r}", cause=f"known: {', '.join(sorted(seen))}",
                        fix="leangrpo list")  # fmt: skip
 
