@@ -4,7 +4,10 @@ import os
 
 import pytest
 import torch
+from support import rounding
 
+if os.environ.get(rounding.NAME) == "by-shape":
+    rounding.install()
 torch.set_num_threads(1)
 
 
@@ -21,3 +24,6 @@ def _clean_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith("LEANGRPO_") and name not in ("LEANGRPO_CACHE", "LEANGRPO_VENV"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("LEANGRPO_AUDIT", "off")
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES"):  # nor the terminal's
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")

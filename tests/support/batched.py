@@ -42,8 +42,9 @@ class Network(nn.Module):
         self, latents: Tensor, timestep: Tensor, prompts: Tensor, scale: float = 1.0, return_dict: bool = True
     ) -> Any:
         self.calls.append(("grad" if torch.is_grad_enabled() else "no_grad", len(latents)))
-        time = self.time(timestep.expand(len(latents)).to(latents.dtype)[:, None])
-        x = self.enter(latents) + time[:, None] + self.prompt(prompts)[:, None]
+        # Contiguous, as some libraries' networks make them: rounding depends on strides, too.
+        time = self.time(timestep.expand(len(latents)).to(latents.dtype).contiguous()[:, None])
+        x = self.enter(latents.contiguous()) + time[:, None] + self.prompt(prompts)[:, None]
         for block in self.blocks:
             x = block(x)
         out = self.leave(x) * scale * self.gain

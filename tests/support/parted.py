@@ -24,6 +24,7 @@ from .grpo import Policy
 from .wrapped import counting, whole, wrap
 
 STEPS, TRAINED = 5, 3
+EXACT = 1e-12
 
 
 @dataclass(frozen=True)
@@ -200,12 +201,22 @@ class Trainer:
         if self.lean is not None:
             self.lean.flush(net, self.optimizer)
         self.run.gradients.append(whole(net))
-        clip = getattr(net, "clip_grad_norm_", None)
-        norm = clip(1.0) if clip else nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        norm = _clip(net, self.run.gradients[-1])
         self.optimizer.step()
         self.lean.layout.zero_grad(self.optimizer) if self.lean else self.optimizer.zero_grad()
         self.run.weights.append({name: local(p.detach()).clone() for name, p in net.named_parameters()})
         return norm
+
+
+def _clip(net: nn.Module, gradients: dict[str, Tensor]) -> Tensor:
+    """FSDP1's own does not take double precision; torch's does not see that a rank holds a part only."""
+    if not hasattr(net, "clip_grad_norm_"):
+        return nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    norm = torch.stack([grad.square().sum() for grad in gradients.values()]).sum().sqrt()
+    for parameter in net.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_((1.0 / (norm + 1e-6)).clamp(max=1.0))
+    return norm
 
 
 def _order(name: str, generation: int) -> Tensor:
@@ -221,7 +232,11 @@ def _gather(rewards: Tensor) -> Tensor:
 
 
 def job(rank: int, world: int, kind: str, sizes: Sizes, env: dict[str, str] | None) -> Run:
-    """One rank; natively without `env`. Orders of steps, which the runtime draws, belong to samples here, too."""
+    """One rank; natively without `env`. Orders of steps, which the runtime draws, belong to samples here, too.
+
+    In double precision: samples add up in another order than natively, over other ranks.
+    """
+    torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     net = wrap(kind, Policy())
     torch.manual_seed(rank)
@@ -263,7 +278,7 @@ def both(rank: int, world: int, kind: str, sizes: Sizes, env: dict[str, str], na
     return job(rank, world, kind, sizes, env), native
 
 
-def check(ours: list[Run], native: list[Run], bound: float = 1e-6) -> None:
+def check(ours: list[Run], native: list[Run], bound: float = EXACT) -> None:
     """Whole gradients before clipping, weights, losses, norms and what was logged."""
     for run, reference in zip(ours, native, strict=True):
         assert len(run.gradients) == len(reference.gradients)
@@ -273,11 +288,11 @@ def check(ours: list[Run], native: list[Run], bound: float = 1e-6) -> None:
                 distance = float((a - b).norm() / b.norm().clamp_min(1e-12))
                 assert distance <= bound, (update, name, distance)
             for name, weight in reference.weights[update].items():
-                torch.testing.assert_close(run.weights[update][name], weight, rtol=0, atol=2e-6)
+                torch.testing.assert_close(run.weights[update][name], weight, rtol=0, atol=bound)
         assert len(run.logged) == len(reference.logged)
         for rewards, expected in zip(run.logged, reference.logged, strict=True):
-            torch.testing.assert_close(torch.tensor(rewards), torch.tensor(expected), rtol=0, atol=1e-6)
+            torch.testing.assert_close(torch.tensor(rewards), torch.tensor(expected), rtol=0, atol=EXACT)
     # The sum of losses over the ranks; each rank has other samples than natively.
     for rollout in range(len(native[0].losses)):
         total = sum(run.losses[rollout] for run in ours)
-        assert math.isclose(total, sum(run.losses[rollout] for run in native), rel_tol=1e-4, abs_tol=1e-4)
+        assert math.isclose(total, sum(run.losses[rollout] for run in native), rel_tol=EXACT, abs_tol=EXACT)

@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
+
+from .fsdp2 import FSDPModule, fully_shard, param_group
 
 D = 8
 Row = tuple[Tensor, Tensor, Tensor]  # latents, time, and the cotangent of the result
@@ -320,14 +321,12 @@ def groups_of(net: nn.Module) -> list[Any]:
 
 @contextmanager
 def watching(net: nn.Module) -> Iterator[Watch]:
-    from torch.distributed.fsdp._fully_shard import _fsdp_param_group as module
-
     watch, before = Watch(groups=groups_of(net)), []
     places = [
-        (module, "foreach_all_gather", "gathers"),
-        (module, "foreach_reduce", "reductions"),
-        (module.FSDPParamGroup, "wait_for_unshard", ""),
-        (module.FSDPParamGroup, "post_backward", ""),
+        (param_group, "foreach_all_gather", "gathers"),
+        (param_group, "foreach_reduce", "reductions"),
+        (param_group.FSDPParamGroup, "wait_for_unshard", ""),
+        (param_group.FSDPParamGroup, "post_backward", ""),
     ]
     for owner, name, counter in places:
         original = getattr(owner, name)

@@ -19,13 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffload,
-    FullyShardedDataParallel,
-    MixedPrecision,
-    ShardingStrategy,
-    fully_shard,
-)
+from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -34,6 +28,7 @@ from leangrpo_core import Lean
 from leangrpo_core.guard import local
 
 from . import ranks
+from .fsdp2 import fully_shard
 from .grpo import Block, Config, Policy, Result, train
 
 UNITS = 4  # three blocks and the root

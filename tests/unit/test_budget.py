@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from support import ranks
+from support.fsdp2 import param_group
 from support.grpo import Config, Policy, train
 from support.wrapped import job
-from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 from leangrpo_core import Lean
 from leangrpo_core.budget import Budget
@@ -74,7 +74,7 @@ def test_the_first_window_keeps_nothing(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def gathered_into_held_on(rank: int, world: int, options: dict[str, Any]) -> list[int]:
     """A graph's bytes and the peak of what is held, where what FSDP2 gathers into lives on, as gloo's threads make it
     do now and then."""
-    gather, held = _fsdp_param_group.foreach_all_gather, []
+    gather, held = param_group.foreach_all_gather, []
 
     def held_on(*args: Any, **kwargs: Any) -> Any:
         result: Any = gather(*args, **kwargs)
@@ -82,7 +82,7 @@ def gathered_into_held_on(rank: int, world: int, options: dict[str, Any]) -> lis
         return result
 
     if options["held"]:
-        _fsdp_param_group.foreach_all_gather = held_on
+        param_group.foreach_all_gather = held_on
     side = job(rank, world, "fsdp2", True, {"config": {"rollouts": 1}})
     assert bool(held) == options["held"]
     return [side.window["graph_bytes"], side.window["peak_held_bytes"]]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from support import batched, ranks
 from support.check import assert_same
+from support.fsdp2 import FSDPModule, MixedPrecisionPolicy, fully_shard
 from support.grpo import Config, Hooks, Policy, Result, train
 from support.units import (
     NETS,
@@ -27,7 +28,6 @@ from support.units import (
     watching,
 )
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from leangrpo_core import Lean, agree, memory, replay, sync

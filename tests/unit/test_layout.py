@@ -74,7 +74,7 @@ def test_one_reduction_for_all_parts_of_an_update() -> None:
     assert held == pytest.approx(max(window["peak_held_bytes"] for window in alone.windows) / 2, rel=0.05)
 
 
-@pytest.mark.parametrize(("schedule", "budget"), [("recompute", "unlimited"), ("retain", "0"), ("retain", "0.00004")])
+@pytest.mark.parametrize(("schedule", "budget"), [("recompute", "unlimited"), ("retain", "0"), ("retain", "0.00008")])
 @pytest.mark.parametrize("kind", ["fsdp", "fsdp2"])
 @pytest.mark.parametrize("sync", ["upstream", "group", "late"])
 @MATRIX
@@ -85,7 +85,7 @@ def test_what_is_not_held_is_recomputed(kind: str, sync: str, schedule: str, bud
 
 
 def test_part_of_the_graphs_under_a_budget() -> None:
-    env = SHARED | LATE | {"LEANGRPO_BUDGET_GB": "0.00004"}
+    env = SHARED | LATE | {"LEANGRPO_BUDGET_GB": "0.00008"}
     ours, native = run(2, "fsdp", Sizes(), env)
     check(ours, native)
     assert any(0 < window["replayed"] < window["selected"] for window in ours[0].windows)
@@ -132,7 +132,7 @@ def test_gradients_in_place_of_graphs(kind: str, buffers: str, env: dict[str, st
     """Four parts of three samples a rank. FSDP1 reduces once per part, whatever LEANGRPO_SYNC; DDP once per update."""
     sizes = Sizes(prompts=2, group=6, update=12, until=1)
     ours, native = run(2, kind, sizes, SHARED | REWEIGHT | {"LEANGRPO_BUFFERS": buffers} | env)
-    check(ours, native, bound=5e-6 if buffers == "affine" else 2e-6)
+    check(ours, native)
     gradients = 2 if (kind, buffers) == ("fsdp", "affine") else 3  # sums are spread over the two ranks
     for side in ours:
         assert [(w["replayed"], w["recomputed"], w["gradients"]) for w in side.windows] == [(9, 0, gradients)] * 4
@@ -149,7 +149,7 @@ def test_gradients_in_place_of_graphs_in_on_policy_updates(layout: str, buffers:
     native = ranks.run(_from_the_same_noise, 2, "fsdp", Sizes(until=2), None)
     for side in ours + native:
         side.logged, side.losses = [], []
-    check(ours, native, bound=5e-6 if buffers == "affine" else 2e-6)
+    check(ours, native)
     for side in ours:
         assert all(window["recomputed"] == 0 and window["gradients"] for window in side.windows)
 
@@ -158,7 +158,7 @@ def test_gradients_in_place_of_graphs_in_on_policy_updates(layout: str, buffers:
 @pytest.mark.parametrize("kind", ["fsdp", "ddp"])
 def test_a_schedule_that_chooses_itself(kind: str) -> None:
     ours, native = run(2, kind, Sizes(prompts=2, until=8), SHARED | {"LEANGRPO_SCHEDULE": "auto"})
-    check(ours, native, bound=5e-6)
+    check(ours, native)
 
 
 def test_upstreams_settings_call_the_step_as_it_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -15,6 +16,9 @@ from leangrpo_tools.rehearsal.scratch import PREFIX, Scratch
 from leangrpo_tools.rehearsal.session import Session
 
 FORK = multiprocessing.get_context("fork")
+DEFAULTS = {
+    signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler,
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -23,17 +27,21 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _work(say) -> None:
+def _work(say, ignored: int = 0) -> None:
+    # Started in the background, or by nohup, this process would ignore some of them from its birth.
+    for number, handler in DEFAULTS.items():
+        signal.signal(number, signal.SIG_IGN if number == ignored else handler)
     with Session() as session:
         (session.folder() / "file").write_text("x")
         say.send(session.root)
-        signal.pause()
+        while True:
+            signal.pause()
 
 
-def working() -> tuple[BaseProcess, Path]:
+def working(ignored: int = 0) -> tuple[BaseProcess, Path]:
     """A process in the middle of a rehearsal, and its folder."""
     ours, theirs = FORK.Pipe()
-    process = FORK.Process(target=_work, args=(theirs,))
+    process = FORK.Process(target=_work, args=(theirs, ignored))
     process.start()
     assert ours.poll(60)
     return process, ours.recv()
@@ -77,7 +85,17 @@ def test_polite_signals_clean_up_at_once(root: Path, number: int, status: int) -
     assert not folder.exists() and list(root.iterdir()) == []
 
 
-def test_handlers_are_put_back_and_a_folder_of_ones_own_stays(tmp_path: Path) -> None:
+def test_what_nohup_ignores_stays_ignored() -> None:
+    """The hangup of its terminal does not end it; the signal after that one does."""
+    process, folder = working(ignored=signal.SIGHUP)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGHUP)
+    assert ended(process, signal.SIGTERM) == 143 and not folder.exists()
+
+
+def test_handlers_are_put_back_and_a_folder_of_ones_own_stays(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(functools.partial(signal.signal, signal.SIGTERM, signal.getsignal(signal.SIGTERM)))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with Session(tmp_path / "mine") as session:
         folder = session.folder()
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL

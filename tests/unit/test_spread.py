@@ -77,7 +77,7 @@ def sides(rank: int, world: int, kind: str, sizes: Sizes, names: list[str]) -> d
 def compared(world: int, kind: str, sizes: Sizes, names: list[str]) -> dict[str, list[tuple[Run, list[float]]]]:
     by_rank = ranks.run(sides, world, kind, sizes, names, seconds=60 * len(names))
     for name in names:
-        check([found[name][0] for found in by_rank], [found[name][1] for found in by_rank], bound=5e-6)
+        check([found[name][0] for found in by_rank], [found[name][1] for found in by_rank])
     return {name: [(found[name][0], found[name][2]) for found in by_rank] for name in names}
 
 
