@@ -37,7 +37,7 @@ def native(rank: int, world: int) -> str:
 
 @functools.cache
 def refusal() -> str:
-    """`native`, asked once."""
+    """What `native` finds, asked once."""
     from . import ranks
 
     return ranks.run(native, 1)[0]

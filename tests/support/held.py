@@ -341,7 +341,11 @@ def shard_distance(ours: dict[str, Tensor | None], theirs: dict[str, Tensor | No
 
 def quiet(rank: int, world: int, case: Case, schedules: tuple[str, ...]) -> list[dict[str, Any]]:
     warnings.simplefilter("ignore")
-    return [train(rank, world, case, schedule) for schedule in schedules]
+    found = []
+    for schedule in schedules:
+        with ranks.natively() if schedule == "native" else nullcontext():
+            found.append(train(rank, world, case, schedule))
+    return found
 
 
 def both(case: Case, world: int = 2) -> list[list[dict[str, Any]]]:

@@ -1,5 +1,6 @@
 """Runs a function on several ranks (gloo, forked processes) and stops all of them when one hangs."""
 
+import contextlib
 import faulthandler
 import functools
 import gc
@@ -9,7 +10,7 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,21 @@ import torch
 import torch.distributed as dist
 
 from . import fsdp2
+
+OLD = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)  # some of it fails without the runtime
+
+
+class NativelyFails(Exception):
+    """What failed is not the runtime's."""
+
+
+@contextlib.contextmanager
+def natively() -> Iterator[None]:
+    """A native training on a rank. If an old torch cannot make it, the test is skipped with torch's own words."""
+    try:
+        yield
+    except Exception as error:
+        raise NativelyFails(f"{type(error).__name__}: {error}") from error
 
 
 class RankFailed(Exception):
@@ -58,6 +74,13 @@ def _preload() -> None:
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))]).zero_grad()
 
 
+def _skip_what_fails_natively(text: str) -> None:
+    marked = f"{NativelyFails.__name__}: "
+    refusal = text.split(marked)[1].splitlines()[0] if marked in text else fsdp2.refusal()
+    if refusal and refusal in text:
+        pytest.skip(f"torch {torch.__version__} fails without the runtime, too: {refusal}")
+
+
 def patience() -> float:
     """How many times longer than alone a process takes on a machine that is as busy as this one now."""
     return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
@@ -93,9 +116,8 @@ def run(function: Callable[..., Any], world: int, *args: Any, seconds: float = 6
             if process.exitcode not in (0, 1) and rank not in hung:
                 errors[rank] = f"died with exit code {process.exitcode}"
         if errors:
-            refusal = fsdp2.refusal() if "fsdp" in str(errors) and function is not fsdp2.native else ""
-            if refusal and refusal in str(RankFailed(errors)):
-                pytest.skip(f"torch {torch.__version__} runs no FSDP2 on CPUs, without the runtime too: {refusal}")
+            if OLD:
+                _skip_what_fails_natively(str(RankFailed(errors)))
             raise RankFailed(errors)
         if hung:
             raise RankFailed({rank: f"hung for {seconds} s\n{stacks[rank]}" for rank in hung})

@@ -191,7 +191,8 @@ def job(rank: int, world: int, kind: str, lean: bool, options: dict[str, Any]) -
 
 def pair(rank: int, world: int, kind: str, options: dict[str, Any]) -> tuple[Side, Side]:
     """The training with the runtime, and the native one, which runs first."""
-    native = job(rank, world, kind, False, options)
+    with ranks.natively():
+        native = job(rank, world, kind, False, options)
     return job(rank, world, kind, True, options), native
 
 
