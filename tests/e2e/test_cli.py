@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -209,6 +208,6 @@ def test_the_console_scripts_are_installed() -> None:
     folder = Path(sys.executable).parent
     if not (folder / "apply-patch").exists():
         pytest.skip("the kit is not installed here: pip install -e .")
-    start = time.monotonic()
+    start = _cpu()
     out = subprocess.run([folder / "apply-patch", "--help"], capture_output=True, text=True, cwd="/", check=True).stdout
-    assert "--source" in out and time.monotonic() - start < 10
+    assert "--source" in out and _cpu() - start < 10
