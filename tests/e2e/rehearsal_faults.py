@@ -77,27 +77,29 @@ def sleep(context: Context) -> None:
 
 
 def skewed_gradient(context: Context) -> None:
-    """One entry of one gradient is wrong by one part in a hundred thousand."""
+    """One entry of one gradient is wrong by one part in a hundred thousand, or by `args["by"]`."""
     from diffusers import FluxTransformer2DModel
+
+    by = context.args.get("by", 1e-5)
 
     init = FluxTransformer2DModel.__init__
 
     @functools.wraps(init)
     def hooked(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        self.proj_out.register_full_backward_hook(lambda module, grad_in, grad_out: (grad_in[0] * (1 + 1e-5),))
+        self.proj_out.register_full_backward_hook(lambda module, grad_in, grad_out: (grad_in[0] * (1 + by),))
 
     FluxTransformer2DModel.__init__ = hooked  # type: ignore[method-assign]
 
 
 def skewed_adapters(context: Context) -> None:
-    """The gradients of every adapter's A are wrong by one part in a hundred thousand; nothing else is."""
+    """The gradients of every adapter's A are wrong by one part in a hundred thousand, or `args["by"]`."""
     from diffusers.loaders.peft import PeftAdapterMixin
 
-    original = PeftAdapterMixin.add_adapter
+    original, by = PeftAdapterMixin.add_adapter, context.args.get("by", 1e-5)
 
     def skewed(module: Any, args: Any, out: torch.Tensor) -> torch.Tensor:
-        return out.detach() + (out - out.detach()) * (1 + 1e-5)
+        return out.detach() + (out - out.detach()) * (1 + by)
 
     def add_adapter(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -142,3 +144,12 @@ def unshuffled(context: Context) -> None:
         return torch.arange(count, device=kwargs["device"]) if "device" in kwargs else drawn
 
     torch.randperm = randperm  # type: ignore[assignment]
+
+
+def unwritable(context: Context) -> None:
+    """What the recorder is to write down cannot be written."""
+
+    def save(*_: Any) -> None:
+        raise TypeError("no such tensor")
+
+    torch.save = save  # type: ignore[assignment]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from leangrpo_tools import fetch, lock
 from leangrpo_tools.apply import apply
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.rehearsal import trees, verify
+from leangrpo_tools.rehearsal import secondlook, trees, verify
 from leangrpo_tools.rehearsal.rehearse import find_script, rehearse
 from leangrpo_tools.rehearsal.report import Report
 from leangrpo_tools.rehearsal.runs import Injection
@@ -21,6 +22,7 @@ from leangrpo_tools.rehearsal.verdict import Verdict
 
 pytestmark = [pytest.mark.upstream, pytest.mark.slow]
 SCRIPT = find_script("trl_ddpo")
+FAULTS = Path(__file__).with_name("rehearsal_faults.py")
 
 
 class Bench:
@@ -123,6 +125,23 @@ def test_two_ranks_train_their_own_copies_unless_told_otherwise(bench: Bench) ->
     assert all(torch.equal(grad, other[name]) for name, grad in late.items())
     mean = torch.cat([(first[name] + second[name]).flatten() / 2 for name in late])
     assert (torch.cat([grad.flatten() for grad in late.values()]) - mean).norm() <= 1e-5 * mean.norm()
+
+
+def test_calls_cut_into_unequal_parts(bench: Bench) -> None:
+    """The defaults of `--ranks 2`: a rank cuts a rollout's call of 4 rows into 1 and 3, and kernels round by rows."""
+    chosen: dict[str, Any] = {"ranks": 2, "updates": 2, "updates_per_rollout": 2}
+    report = bench.rehearse(**chosen)
+    assert_ok(report)
+    looked = report.second_look
+    assert looked["native"] > 1e-5 and looked["alike"] <= 1e-4  # else this tests nothing
+    assert report.bound.rel_l2 == 1e-5 and report.updates[1].grad_rel_l2 < 1e-6
+    cut = [json.loads(file.read_text())["rollout"] for file in bench.session.root.glob("*/out/patched/*/shapes.json")]
+    assert {part["rows"] for calls in cut for call in calls if call for part in call[2]} >= {1, 3}
+    # as large as what rounding makes of a native run's calls here, and no rounding
+    faulty = bench.rehearse(Injection(f"{FAULTS}:skewed_adapters", None, args={"by": 5e-5}), **chosen)
+    assert faulty.verdict is Verdict.MISMATCH and faulty.control_caught
+    assert 1e-5 < faulty.second_look["native"] < 3 * looked["alike"] and faulty.second_look["fp64"] > 1e-7
+    assert faulty.second_look["fp64_alike"] <= secondlook.EXACT and faulty.bound.rel_l2 == 1e-5
 
 
 def test_without_guidance_in_the_update_nothing_is_replayed(bench: Bench) -> None:

@@ -56,18 +56,14 @@ def test_sizes(chosen: dict[str, Any], accumulation: int, batches: int, epochs: 
 @pytest.mark.parametrize(
     ("chosen", "other"),
     [
-        ({}, None),
+        ({"updates_per_rollout": 2}, None),
         ({"precision": "bf16"}, "2"),
-        ({"fraction": 0.5}, "2"),
-        ({"updates_per_rollout": 2}, "2"),
-        ({"budget_gb": "0.1"}, "2"),
-        ({"options": {"train_batch": 2}}, "4"),
-        ({"updates_per_rollout": 8, "options": {"train_batch": 1}}, None),
+        ({"precision": "bf16", "updates_per_rollout": 2}, "2"),
+        ({"precision": "bf16", "options": {"train_batch": 2}}, "4"),
+        ({"precision": "bf16", "updates_per_rollout": 8, "options": {"train_batch": 1}}, None),
     ],
 )
-def test_native_runs_are_regrouped_where_calls_have_other_numbers_of_rows(
-    chosen: dict[str, Any], other: str | None
-) -> None:
+def test_native_runs_are_regrouped_in_bf16(chosen: dict[str, Any], other: str | None) -> None:
     config = configure(**chosen)
     found = SCRIPT.regrouped(config)
     assert (found and found[0].option("train_batch", "")) == other

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import faulthandler
+import functools
 import importlib
 import importlib.util
 import json
@@ -74,19 +75,28 @@ def _start(job: dict[str, Any], out: Path) -> None:
     sys.path[:0] = folders
     sys.argv = [str(target), *job["argv"]]
 
-    from leangrpo_rehearsal import shims, stubs
+    from leangrpo_rehearsal import double, shapes, shims, stubs, wrappers
     from leangrpo_rehearsal.interleave import Turns
     from leangrpo_rehearsal.recorder import Recorder, StopRehearsal
 
     # Collectives wait longer than the watchdog, which says more than their time-out would.
     shims.install(config.precision, Path(job["store"]), job["timeout_s"] + 60)
+    if job["double"]:
+        double.install()
+    wrappers.install()
     stubs.install(script.stubs, always=("wandb",))
     recorder = Recorder(out, job["updates"], Path(job["follow"]) if job["follow"] else None)
+    _guard(recorder)
     recorder.turns, recorder.per_turn = Turns.of(job), config.updates_per_rollout
     recorder.clock = time.process_time if config.clock == "cpu" else time.perf_counter
     context = Context(job["rank"], config.ranks, job["variant"], config, workdir, tree, recorder)
-    recorder.average = script.averaged(config) and not context.patched
+    recorder.average = (script.averaged(config) and not context.patched) or job["once"]
+    if job["once"]:
+        wrappers.without_reductions()
     script.install(context)
+    noted = shapes.Notes() if job["note"] else shapes.Repeated(Path(job["shapes"])) if job["shapes"] else None
+    if noted is not None:
+        noted.install(script.policy)
     recorder.install(script.policy)
     if job["variant"] == "control" and job["rank"] == 0:
         script.flip_advantage(context)
@@ -102,7 +112,31 @@ def _start(job: dict[str, Any], out: Path) -> None:
         if error.code not in (None, 0):
             raise
     recorder.finish()
+    wrappers.write(out, recorder.networks)
+    if isinstance(noted, shapes.Notes):
+        noted.write(out)
     _leave()
+
+
+class RecorderFault(RuntimeError):
+    """The rehearsal could not write down what it saw. Says nothing of the script."""
+
+
+def _guard(recorder: Any) -> None:
+    """What fails in the recorder's own work is told apart from what fails in the script."""
+
+    def guarded(work: Any) -> Any:
+        @functools.wraps(work)
+        def done(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return work(*args, **kwargs)
+            except Exception as error:
+                raise RecorderFault(f"{type(error).__name__}: {error}") from error
+
+        return done
+
+    for name in ("_capture", "_before_step", "_after_step", "note", "finish"):
+        setattr(recorder, name, guarded(getattr(recorder, name)))
 
 
 def _program(script: Script, tree: Path) -> tuple[Path, list[str]]:

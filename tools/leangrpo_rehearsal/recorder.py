@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from leangrpo_rehearsal.interleave import Turns
+from leangrpo_rehearsal.wrappers import local
 
 COLLECTIVES = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "all_gather_into_tensor": "all_gather",
@@ -79,6 +80,11 @@ class Recorder:
         hooks: Any = importlib.import_module("torch.optim.optimizer")
         hooks.register_optimizer_step_pre_hook(self._before_step)
         hooks.register_optimizer_step_post_hook(self._after_step)
+
+    @property
+    def networks(self) -> list[torch.nn.Module]:
+        """Those whose calls were counted."""
+        return self._modules
 
     def note(self, name: str, value: torch.Tensor) -> None:
         """Records a tensor that has to agree between the runs, such as a reward, in the order of the calls."""
@@ -202,7 +208,7 @@ class Recorder:
         for name, parameter in self._named(parameters):
             grad = parameter.grad
             for part, span in _parts(name, parameter):
-                self._grads[part] = None if grad is None else grad.detach().reshape(-1)[span].clone()
+                self._grads[part] = None if grad is None else local(grad.detach()).reshape(-1)[span].clone()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._grads is None:  # a trainer that does not clip
@@ -213,7 +219,7 @@ class Recorder:
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         weights = {
-            part: parameter.detach().reshape(-1)[span].clone()
+            part: local(parameter.detach()).reshape(-1)[span].clone()
             for name, parameter in self._named(parameters)
             for part, span in _parts(name, parameter)
         }
@@ -241,7 +247,7 @@ class Recorder:
     def _adopt(self, parameters: Iterable[torch.Tensor], weights: dict[str, torch.Tensor]) -> None:
         for name, parameter in self._named(parameters):
             for part, span in _parts(name, parameter):
-                target = parameter if span == slice(None) else parameter[span]
+                target = local(parameter) if span == slice(None) else parameter[span]
                 target.copy_(weights[part].view_as(target))
 
     def _named(self, parameters: Iterable[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

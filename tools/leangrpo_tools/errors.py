@@ -63,6 +63,7 @@ CODES: dict[str, Code] = {
     "LG311": Code("--script-as names no file for a script", 2),
     "LG312": Code("another commit or version than the pin", 1),
     "LG401": Code("could not rehearse", 3),
+    "LG402": Code("the rehearsal's recorder failed", 3),
     "LG403": Code("no such rehearsal", 2),
     "LG411": Code("the rehearsal matches, and nothing was replayed", 1),
     "LG501": Code("the launch file cannot be read", 2),

@@ -190,6 +190,12 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "Upstream's own script does not run on this machine: a missing package, or a changed script.",
         "The message names the log. This says nothing about whether the patch is right.",
     ),
+    "LG402": (
+        "The script runs, but the rehearsal could not write down or read what it computed: the tree uses tensors, an "
+        "optimizer or a wrapper that the recorder does not know.",
+        "This says nothing about the patch. Report the message and the logs. In training, LEANGRPO_AUDIT=first "
+        "compares with a native recomputation.",
+    ),
     "LG411": (
         "A warning: every update is equal, but the patched run recomputed each step, as upstream does, so the patch "
         "saves nothing. The message has the runtime's reasons, such as dropout that is active.",

@@ -130,13 +130,11 @@ class Ddpo(Script):
         return Bound(bitwise=False, rel_l2=1e-5)
 
     def regrouped(self, config: Config) -> tuple[Config, str] | None:
-        """In other batches, unless every call, in both trees, has equally many rows: kernels round by their number."""
+        """In bf16 a batch's part of a gradient is rounded, so it matters how large batches are."""
         sample, train, _ = batches(config)
         rows = window(config)
-        whole = train == sample and rows == config.generations and self.trained(config) == config.steps
-        whole &= config.budget_gb == "unlimited"
         sizes = [size for size in range(1, sample + 1) if sample % size == rows % size == 0 and size != train]
-        if not sizes or (whole and config.precision == "fp32"):
+        if not sizes or config.precision == "fp32":
             return None
         options = dict(config.options) | {"train_batch": str(sizes[-1])}
         found = dataclasses.replace(config, options=tuple(options.items()))

@@ -41,14 +41,14 @@ def read(out: Path, ranks: int) -> Records:
 
 def compare(server: ForkServer, reference: Records, other: Records, across_ranks: bool = False) -> list[Update]:
     """The updates that both made, compared tensor by tensor; with `across_ranks` what was noted over all ranks, in any
-    order. Raises LG401 if the records cannot be compared."""
+    order. Raises LG402 if the records cannot be compared."""
     if not (reference.updates and other.updates):
         return []
     return [Update.of(item) for item in _ask(server, [reference, other], across_ranks)]
 
 
 def replicas(server: ForkServer, run: Records) -> list[bool]:
-    """Per update, whether all ranks hold the same weights, to the bit. Raises LG401 as `compare`."""
+    """Per update, whether all ranks hold the same weights, to the bit. Raises LG402 as `compare`."""
     return _ask(server, [run]) if run.updates else []
 
 
@@ -64,7 +64,7 @@ def _ask(server: ForkServer, runs: list[Records], across_ranks: bool = False) ->
             return json.loads(result.read_text())
         said = (Path(folder) / "rank0.err").read_text(errors="replace").strip().splitlines()
     raise KitError(
-        "LG401", f"the records of two runs cannot be compared: {said[-1] if said else 'the process ended'}",
+        "LG402", f"the records of two runs cannot be compared: {said[-1] if said else 'the process ended'}",
         cause="a run wrote something that cannot be read, or there is no memory for both",
         fix="run fewer --updates; if that does not help, it is a fault of the kit, please report it",
     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 from leangrpo_rehearsal.base import Bound, Config, Script
 from leangrpo_rehearsal.outcome import Update
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.rehearsal import floor, records
+from leangrpo_tools.rehearsal import floor, records, secondlook
 from leangrpo_tools.rehearsal.records import Records
 from leangrpo_tools.rehearsal.report import NOT_TESTED, Counts, Report
 from leangrpo_tools.rehearsal.runs import TIMEOUT_S, Injection, Stage
@@ -63,11 +63,17 @@ def rehearse(
         )
     if config.schedule != "recompute":
         notes.append("the patched run's seconds include measuring the bytes of every kept graph")
-    exits = stage.run("patched", patched, config.updates, None if bound.bitwise else before.out)
+    exits = stage.run("patched", patched, config.updates, None if bound.bitwise else before.out, note=True)
+    stage.sound("patched", exits)
     failures = [] if all(item.code == 0 for item in exits) else [
         f"the patched script ended badly: {stage.explain('patched', exits)}"
     ]  # fmt: skip
     after = Records(stage.out("patched"), [], []) if failures else records.read(stage.out("patched"), config.ranks)
+    looked = secondlook.Look(before.first, after, bound)
+    if not failures:
+        looked = secondlook.look(stage, before, (native, patched), after, bound, say)
+        after, bound = looked.after, looked.bound
+        notes += looked.notes
     control: list[Update] = []
     if not failures:
         say("negative control")
@@ -78,8 +84,9 @@ def rehearse(
         else:
             failures.append(f"the negative control ended badly: {stage.explain('control', exits)}")
     report = _report(stage, upstream, before, after, bound)
+    report.updates = records.compare(stage.server, looked.reference, after, script.across_ranks(config))
     report.tested = _tested(script, config, file)
-    report.control, report.failures, report.notes = control, failures, notes
+    report.control, report.failures, report.notes, report.second_look = control, failures, notes, looked.figures
     if (averaged or (script.replicated and config.ranks > 1)) and not failures:
         report.replicas = records.replicas(stage.server, after)
     return report
@@ -131,7 +138,7 @@ def _report(stage: Stage, upstream: str, before: Native, after: Records, bound: 
         script=script.name,
         config=config,
         bound=bound,
-        updates=records.compare(stage.server, before.first, after, script.across_ranks(config)),
+        updates=[],
         floor=records.compare(stage.server, before.first, before.again),
         control=[],
         forwards={name: _counts(run) for name, run in runs.items()},

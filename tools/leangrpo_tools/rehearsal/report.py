@@ -63,6 +63,9 @@ class Report:
     not_tested: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     logs: str = ""
+    second_look: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Where the first bound was too narrow, relative L2: `alike` between native runs with the patched run's calls and
+    without, `fp64` between native and patched, `fp64_alike` between the native ones."""
     strict: bool = False
     """Warnings make the exit status 1."""
 
@@ -171,6 +174,7 @@ class Report:
             "gradient_bytes": self.gradient_bytes,
             "peak_rss_bytes": self.peak_rss_bytes,
             "windows": self.windows,
+            "second_look": _finite(self.second_look),
             "tested": self.tested,
             "not_tested": self.not_tested,
             "notes": self.notes,

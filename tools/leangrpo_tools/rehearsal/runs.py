@@ -17,6 +17,9 @@ from leangrpo_tools.rehearsal.client import ForkServer, RankExit
 TIMEOUT_S = 120.0
 """How long a rank may go without progress."""
 
+DOUBLE = "-double"
+"""Ends the name of a variant that is run once more in fp64."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Injection:
@@ -58,13 +61,27 @@ class Stage:
             raise self._cannot("the tiny checkpoints cannot be made", self.explain("prepare", exits))
 
     def run(
-        self, variant: str, tree: Path, updates: int, follow: Path | None = None, turns: dict[str, Any] | None = None
+        self,
+        variant: str,
+        tree: Path,
+        updates: int,
+        follow: Path | None = None,
+        turns: dict[str, Any] | None = None,
+        *,
+        note: bool = False,
+        shapes: Path | None = None,
+        once: bool = False,
+        double: bool = False,
     ) -> list[RankExit]:
         """Runs all ranks of one variant in `tree`.
 
         Args:
             follow: each update starts from weights recorded there.
             turns: the file and the numbers of `turns.Turns`, where this run takes turns with others.
+            note: note which rows run in one network call.
+            shapes: a run that has noted them; network calls are cut as they were there.
+            once: gradients are averaged over the ranks once, before they are clipped, and not by DDP.
+            double: everything in fp64.
         """
         workdir = self.root / "work" / variant
         assert self.assets is not None
@@ -77,10 +94,28 @@ class Stage:
             job["env"] |= launch.env
             job["follow"] = str(follow / f"rank{job['rank']}") if follow else ""
             job["turns"] = turns
+            job |= {"note": note, "once": once, "double": double}
+            job["shapes"] = str(shapes / f"rank{job['rank']}" / "shapes.json") if shapes else ""
         return self.server.run("run", jobs, self.logs(variant), self.timeout_s)
+
+    def sound(self, variant: str, exits: list[RankExit]) -> None:
+        """LG402 if a run ended because the rehearsal could not write down what it saw."""
+        for item in exits:
+            failure = self.out(variant) / f"rank{item.rank}" / "failure.json"
+            if item.code != 0 and failure.exists() and json.loads(failure.read_text())["kind"] == "RecorderFault":
+                raise self._recorder(self._explain_rank(variant, item))
+
+    def _recorder(self, why: str) -> KitError:
+        return KitError(
+            "LG402", f"the rehearsal's recorder failed: {why}",
+            cause="the tree uses tensors, an optimizer or a wrapper that the recorder does not know; this says nothing "
+            "about the patch",
+            fix=f"report it with the logs under {self.root / 'logs'}",
+        )  # fmt: skip
 
     def require(self, variant: str, exits: list[RankExit]) -> None:
         """LG401 unless a run of the unpatched tree ended well: without it there is nothing to compare with."""
+        self.sound(variant, exits)
         if any(item.code != 0 for item in exits):
             raise self._cannot("upstream's own script does not run here", self.explain(variant, exits))
 
@@ -125,7 +160,7 @@ class Stage:
         inject = [
             {"function": injection.function, "args": injection.args}
             for injection in self.injections
-            if injection.applies(variant, rank)
+            if injection.applies("patched" if variant.startswith("patched") else variant, rank)
         ]
         return {
             "module": self.module, "config": dataclasses.asdict(self.config), "tree": str(tree),
