@@ -13,8 +13,8 @@ from .cutting import Cuts
 from .errors import LeanError
 from .kept import Kept, Row, autocast_state, result_of
 from .layermajor import walk_layer_major
-from .rows import ROUNDED, compare, merge, take
-from .values import as_tuple, leaves, named, needs_grad, rebuildable
+from .rows import OTHER_ARGUMENTS, ROUNDED, compare, merge, take
+from .values import as_tuple, hidden, leaves, named, needs_grad, rebuildable
 from .window import Key, Window
 
 
@@ -112,6 +112,8 @@ def _differing(
     casts = sync.casts_inputs(net)
     found = compare(places, arguments, rows=len(keys), copies=copies, promote=autocast, cast=casts)
     other = "inputs differ from the rollout's: "
+    why = hidden(sync.innermost(net)) if any(why.startswith(OTHER_ARGUMENTS) for why in found.values()) else ""
+    found = {place: f"{text} ({why})" if why else text for place, text in found.items()}
     return {keys[place]: why if why.startswith(ROUNDED) else other + why for place, why in found.items()}
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from .values import Uncuttable, in_tensors_of, leaves, map_tensors
 
 BY_UP_TO = " by up to "
+OTHER_ARGUMENTS = "other arguments: "
 ROUNDED = "inputs are the rollout's but for rounding: "
 LOW = (torch.bfloat16, torch.float16)
 
@@ -161,7 +162,7 @@ class Pair(NamedTuple):
 def _names(before: list[tuple[str, Any]], now: list[tuple[str, Any]]) -> str:
     """Other arguments than before, by name: in words."""
     old, new = {path for path, _ in before}, {path for path, _ in now}
-    return f"other arguments: {', '.join(sorted(old ^ new)) or 'in another order'}"
+    return f"{OTHER_ARGUMENTS}{', '.join(sorted(old ^ new)) or 'in another order'}"
 
 
 def _in_rows(tensor: Tensor, rows: int, copies: int) -> bool:

@@ -103,6 +103,21 @@ def named(net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
     return found
 
 
+def hidden(net: nn.Module) -> str:
+    """Why arguments that are only spelt in another way cannot be told from others, in words; nothing if they can.
+
+    What takes the place of a `forward` may do anything with an argument that is absent, so it is not looked through.
+    """
+    try:
+        parameters = inspect.signature(net.forward).parameters.values()
+    except (TypeError, ValueError):
+        return "the signature of its forward cannot be read"
+    if any(parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) for parameter in parameters):
+        return ""
+    name = getattr(net.forward, "__qualname__", type(net.forward).__name__)
+    return f"{name} took the place of its forward and hides the parameters; functools.wraps(forward) on it shows them"
+
+
 def snapshot(named: dict[str, Any]) -> list[tuple[str, Any]]:
     """Arguments as they are now: tensors are copied, since upstream may write into them later."""
     return [(path, item.detach().clone() if isinstance(item, Tensor) else item) for path, item in leaves(named)]

@@ -75,7 +75,7 @@ def _start(job: dict[str, Any], out: Path) -> None:
     sys.path[:0] = folders
     sys.argv = [str(target), *job["argv"]]
 
-    from leangrpo_rehearsal import double, shapes, shims, stubs, wrappers
+    from leangrpo_rehearsal import double, eightbit, shapes, shims, stubs, wrappers
     from leangrpo_rehearsal.interleave import Turns
     from leangrpo_rehearsal.recorder import Recorder, StopRehearsal
 
@@ -84,7 +84,8 @@ def _start(job: dict[str, Any], out: Path) -> None:
     if job["double"]:
         double.install()
     wrappers.install()
-    stubs.install(script.stubs, always=("wandb",))
+    always = ("wandb", "bitsandbytes") if eightbit.asked_for(tree / script.path) else ("wandb",)
+    stubs.install(script.stubs, always=always)
     recorder = Recorder(out, job["updates"], Path(job["follow"]) if job["follow"] else None)
     _guard(recorder)
     recorder.turns, recorder.per_turn = Turns.of(job), config.updates_per_rollout
@@ -113,6 +114,7 @@ def _start(job: dict[str, Any], out: Path) -> None:
             raise
     recorder.finish()
     wrappers.write(out, recorder.networks)
+    eightbit.write(out)
     if isinstance(noted, shapes.Notes):
         noted.write(out)
     _leave()

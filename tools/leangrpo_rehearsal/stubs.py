@@ -10,6 +10,8 @@ import types
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from leangrpo_rehearsal import eightbit
+
 
 class _AnyType(type):
     """Metaclass of placeholders: every attribute is another placeholder, so class bodies and decorators survive."""
@@ -60,7 +62,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _StubModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        pass
+        if module.__name__ in ("bitsandbytes", "bitsandbytes.optim"):
+            eightbit.fill(module)
 
 
 def install(names: Iterable[str], always: Iterable[str] = ()) -> list[str]:

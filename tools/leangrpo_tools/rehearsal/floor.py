@@ -35,9 +35,13 @@ def native_runs(stage: Stage, tree: Path, session: Session, say: Callable[[str],
     assert stage.assets is not None
     native = Native(stage.assets, stage.out("native"), *runs)
     if len(native.first.updates) < stage.config.updates:
+        trained = any(summary["grad"] for summary in native.first.summaries)
+        cause, fix = "the rehearsal's command line does not fit this version", "run fewer --updates"
+        if trained and not native.first.updates:
+            cause = "the network was trained, and no optimizer of torch's kind stepped: its steps cannot be followed"
+            fix = "rehearse with an optimizer that is a torch.optim.Optimizer"
         raise KitError("LG401", f"could not rehearse: upstream's script made {len(native.first.updates)} updates, not "
-                       f"{stage.config.updates}", cause="the rehearsal's command line does not fit this version",
-                       fix="run fewer --updates")  # fmt: skip
+                       f"{stage.config.updates}", cause=cause, fix=fix)  # fmt: skip
     if not private:
         session.native[key] = native
     return native

@@ -39,6 +39,11 @@ def read(out: Path, ranks: int) -> Records:
     return Records(out, updates, summaries)
 
 
+def written(out: Path, name: str) -> list[Any]:
+    """What the ranks of a run have written under that name, apart from their figures."""
+    return [json.loads(file.read_text()) for file in sorted(out.glob(f"rank*/{name}.json"))]
+
+
 def compare(server: ForkServer, reference: Records, other: Records, across_ranks: bool = False) -> list[Update]:
     """The updates that both made, compared tensor by tensor; with `across_ranks` what was noted over all ranks, in any
     order. Raises LG402 if the records cannot be compared."""

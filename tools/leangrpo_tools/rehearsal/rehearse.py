@@ -86,6 +86,10 @@ def rehearse(
     report = _report(stage, upstream, before, after, bound)
     report.updates = records.compare(stage.server, looked.reference, after, script.across_ranks(config))
     report.tested = _tested(script, config, file)
+    replaced = sorted({name for names in records.written(before.out, "stand_ins") for name in names})
+    if replaced:
+        notes.append(f"bitsandbytes needs a GPU: torch's own optimizer took the place of {', '.join(replaced)}")
+        report.not_tested.append(f"{', '.join(replaced)} of bitsandbytes: its rounding and its state")
     report.control, report.failures, report.notes, report.second_look = control, failures, notes, looked.figures
     if (averaged or (script.replicated and config.ranks > 1)) and not failures:
         report.replicas = records.replicas(stage.server, after)

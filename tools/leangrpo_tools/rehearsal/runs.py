@@ -12,11 +12,13 @@ from typing import Any
 
 from leangrpo_rehearsal.base import Config, Script
 from leangrpo_tools.errors import KitError
+from leangrpo_tools.rehearsal import causes
 from leangrpo_tools.rehearsal.client import ForkServer, RankExit
 
 TIMEOUT_S = 120.0
 """How long a rank may go without progress."""
 
+LEFT_OUT = {".git", ".leangrpo", "__pycache__"}
 DOUBLE = "-double"
 """Ends the name of a variant that is run once more in fp64."""
 
@@ -85,7 +87,8 @@ class Stage:
         """
         workdir = self.root / "work" / variant
         assert self.assets is not None
-        shutil.copytree(self.assets, workdir)
+        _data(tree, workdir)
+        shutil.copytree(self.assets, workdir, dirs_exist_ok=True)
         start = self.script.launch_natively if variant.startswith("native") else self.script.launch
         launch = start(workdir, self.config)
         jobs = [self._job(variant, tree, workdir, rank, updates) for rank in range(self.config.ranks)]
@@ -176,7 +179,7 @@ class Stage:
         failure = self.out(variant) / f"rank{item.rank}" / "failure.json"
         if failure.exists():
             record = json.loads(failure.read_text())
-            return f"rank {item.rank}: {record['kind']}: {record['message']}"
+            return f"rank {item.rank}: {record['kind']}: {record['message']}{causes.of(record['message'])}"
         tail = log.read_text(errors="replace").strip().splitlines()[-3:] if log.exists() else []
         how = f"ended by signal {-item.code}" if item.code is not None and item.code < 0 else f"exit {item.code}"
         return f"rank {item.rank}: {how}: {' | '.join(tail)}"
@@ -188,6 +191,16 @@ class Stage:
             cause="a dependency is missing or has another version, or the script needs something this rehearsal lacks",
             fix=f"read the logs under {self.root / 'logs'}",
         )
+
+
+def _data(tree: Path, workdir: Path) -> None:
+    """What scripts read by paths relative to the checkout: files of the tree's copy that are no code, and no links."""
+
+    def left_out(folder: str, names: list[str]) -> list[str]:
+        paths = [Path(folder, name) for name in names]
+        return [path.name for path in paths if path.name in LEFT_OUT or path.suffix == ".py" or path.is_symlink()]
+
+    shutil.copytree(tree, workdir, ignore=left_out)
 
 
 def _innermost_call(log: Path) -> str:

@@ -13,7 +13,6 @@ untouched script runs once more, with calls cut like the patched run's and one a
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -112,8 +111,10 @@ class _Looking:
     def _how(self) -> tuple[bool, bool]:
         """Whether calls were cut, and whether gradients are averaged less often than natively; with a note if so."""
         config = self.stage.config
-        wrapper = " and ".join(dict.fromkeys(name for names in _written(self.native.out, "wrapper") for name in names))
-        noted = _written(self.stage.out("patched"), "shapes")
+        wrapper = " and ".join(
+            dict.fromkeys(name for names in records.written(self.native.out, "wrapper") for name in names)
+        )
+        noted = records.written(self.stage.out("patched"), "shapes")
         cut = any(call is not None for calls in noted for kind in calls.values() for call in kind)
         once = "DDP" in wrapper and config.ranks > 1 and config.schedule != "recompute"
         reasons = ["calls of the patched run have other numbers of rows than native ones"] * cut
@@ -168,11 +169,6 @@ class _Looking:
         if len(run.updates) < stage.config.updates:
             return None, f"it made {len(run.updates)} of {stage.config.updates} updates"
         return run, ""
-
-
-def _written(out: Path, name: str) -> list[Any]:
-    """What the ranks of a run have written under that name."""
-    return [json.loads(file.read_text()) for file in sorted(out.glob(f"rank*/{name}.json"))]
 
 
 def _widest(updates: Sequence[Update]) -> tuple[float, float]:
