@@ -124,7 +124,7 @@ def parse(values: Mapping[str, str]) -> Settings:
     if unknown:
         known = "; ".join(f"{name} ({rule})" for name, rule in ALLOWED.items())
         near = difflib.get_close_matches(unknown[0], ALLOWED, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = f"did you mean {near[0]} (LEANGRPO_{near[0].upper()})? " if near else ""
         names = ", ".join(f"{name} (LEANGRPO_{name.upper()})" for name in unknown)
         raise LeanError("LG601", f"unknown setting {names}", f"{hint}known settings: {known}")
     words = {

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import toytree
+from support.fixes import Shell
 
 from leangrpo_tools import data, transform
 
@@ -36,6 +37,12 @@ def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kit:
 
 
 @pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Shell:
+    """A user at a prompt."""
+    return Shell(monkeypatch, capfdbinary)
+
+
+@pytest.fixture
 def clone(kit: Kit) -> Path:
     """A user's own checkout of the toy upstream, on a branch."""
     toytree.git(kit.work, "clone", "-q", str(kit.upstream), "mine")
@@ -51,10 +58,10 @@ def small(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> Kit:
             path.unlink()
     real, known = transform.transform, {}
 
-    def transform_once(file, data, edits):
+    def transform_once(file, data, edits, where=""):
         key = (file, data, repr(edits))
         if key not in known:
-            known[key] = real(file, data, edits)
+            known[key] = real(file, data, edits, where)
         return known[key]
 
     monkeypatch.setattr(transform, "transform", transform_once)

@@ -98,8 +98,12 @@ def test_a_tree_is_patched_whole_or_not_at_all(tmp_path: Path) -> None:
     tree = fork.checkout(clone(fork), tmp_path / "t")
     before = contents(tree)
     with pytest.raises(KitError) as caught:
-        apply("DanceGRPO", tree=tree)
+        apply("DanceGRPO", tree=tree, scripts=["flux", "wan_2_1"])
     assert caught.value.code == "LG306" and "train_grpo_wan_2_1.py" in str(caught.value)
+    assert contents(tree) == before
+    result = apply("DanceGRPO", tree=tree)
+    assert "flux" in result.scripts and "wan_2_1" in result.absent
+    revert(tree)
     assert contents(tree) == before
     assert apply("DanceGRPO", tree=tree, scripts=["flux"]).scripts == ["flux"]
     revert(tree)

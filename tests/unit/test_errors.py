@@ -50,6 +50,14 @@ def test_each_is_explained() -> None:
     assert caught.value.code == "LG120" and "LG201" in caught.value.cause
 
 
+def test_no_sentence_of_an_explanation_is_long() -> None:
+    """At most 30 words, so that it is read at once."""
+    for code, parts in explain.EXPLAINED.items():
+        sentences = [words for text in parts for words in re.split(r"(?<=[.!?])\s+", text)]
+        assert all(len(words.split()) <= 30 for words in sentences), code
+        assert all(text.endswith((".", "leangrpo-kit")) for text in parts), code
+
+
 def test_exit_codes() -> None:
     assert {code.exit_code for code in CODES.values()} <= {1, 2, 3}
 

@@ -85,7 +85,7 @@ def test_host_memory_is_named_where_it_is_set() -> None:
 def test_unknown_variable_lists_the_known_ones() -> None:
     with pytest.raises(LeanError, match="LG601") as caught:
         settings.load({"LEANGRPO_SHEDULE": "retain"}, Path("/nowhere/x.py"))
-    assert "LEANGRPO_SHEDULE" in str(caught.value) and "did you mean schedule?" in str(caught.value)
+    assert "LEANGRPO_SHEDULE" in str(caught.value) and "did you mean schedule (LEANGRPO_SCHEDULE)?" in str(caught.value)
     assert "shedule" in str(caught.value) and all(name in str(caught.value) for name in settings.ALLOWED)
 
 

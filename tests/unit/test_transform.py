@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -181,3 +182,23 @@ def test_functions_are_listed_once_however_many_anchors_are_missing() -> None:
     text = describe(wrong)
     assert text.count("a.py:4: def other") == 1
     assert "a.py:5: optimizer.step(" in text
+
+
+def test_one_call_is_wrapped_for_one_script() -> None:
+    """Two scripts that take their rollout from one file in this tree, and from two in the recipe."""
+    text = b"def draw(self, i):\n    noise_pred = self.transformer(i)\n    return noise_pred\n"
+    wraps = [
+        replace(
+            edit, file="a.py", address=f"{name}.rollout", params=edit.params.model_copy(update={"function": "draw"})
+        )
+        for name in ("sd3", "sd3_fast", "sd3_GRPO_Guard")
+        for edit in recipe.load("flowGRPO").find(name).edits
+        if edit.address.endswith(".rollout")
+    ]
+    assert wraps[0] == wraps[2] != wraps[1]
+    with pytest.raises(KitError) as caught:
+        transform("a.py", text, wraps[:2])
+    assert caught.value.code == "LG201" and "a.py:2" in caught.value.what
+    assert caught.value.fix.endswith("--script sd3")
+    for one in wraps:
+        assert isinstance(transform("a.py", text, [one]), Patched)

@@ -49,7 +49,7 @@ def missing(tree: Tree, recipe: Recipe, names: list[str], files: list[str]) -> K
                 )
                 out.append(name)
     if out:
-        fixes.append(f"{follow.without(recipe, names, out)}; or put the file back")
+        fixes.append(f"put the file back; or {follow.without(recipe, names, out)}")
     return KitError("LG306", "nothing was written\n" + "\n".join(lines), cause="; ".join(causes), fix="; ".join(fixes))
 
 

@@ -129,11 +129,11 @@ def _patch_alone(tree: Tree, recipe: Recipe, wish: Wish, entry: lock.Entry) -> A
         raise KitError(
             "LG310",
             f"{tree.root} is patched for {state.upstream}",
-            fix=f"revert-patch {tree.root}, or choose another folder",
+            fix=f"revert-patch {shlex.quote(str(tree.root))}; or give another folder",
         )
     moved = pin.compare(tree, entry, state, strict=wish.strict_pin)
     result.notices += [moved] if moved else []
-    recipe, choices = adapt(recipe, wish.choices, state)
+    recipe, choices = adapt(recipe, wish.choices, state, tree.root)
     if not (wish.vendored if wish.vendored is not None else state is None or state.vendored):
         recipe = recipe.without_vendor()
     had = state.scripts if state else []

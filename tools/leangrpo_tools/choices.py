@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.lock import inside
@@ -31,12 +33,14 @@ def parse(
     files: dict[str, str] = {}
     for text in script_as:
         name, mark, file = text.partition("=")
+        if not mark:
+            raise _bad_file(f"--script-as {text}: there is no = in it", recipe)
         script = recipe.find(name).name
         try:
             file = inside(file)
         except ValueError as err:
             raise _bad_file(f"--script-as {text}: {err}", recipe) from err
-        if not mark or file in files.values() or script in files:
+        if file in files.values() or script in files:
             raise _bad_file(f"--script-as {text}: one file for each script, one script for each file", recipe)
         files[script] = file
     names = list(dict.fromkeys([*(recipe.find(script).name for script in scripts), *files]))
@@ -47,12 +51,16 @@ def parse(
     return Choices(names, files, lines)
 
 
-def adapt(recipe: Recipe, choices: Choices, state: State | None) -> tuple[Recipe, Choices]:
+def adapt(recipe: Recipe, choices: Choices, state: State | None, root: Path) -> tuple[Recipe, Choices]:
     """The recipe as it is for this tree, and the choices with those that the state remembers.
 
     Raises LG311 if a script was patched in another file before.
     """
     files, lines = dict(choices.files), dict(choices.lines)
+    back, again = (
+        f"revert-patch {shlex.quote(str(root))}",
+        f"apply-patch {recipe.upstream} --tree {shlex.quote(str(root))}",
+    )
     if state is not None:
         gone = [name for name in state.scripts if name not in recipe.scripts]
         if gone:
@@ -60,7 +68,7 @@ def adapt(recipe: Recipe, choices: Choices, state: State | None) -> tuple[Recipe
                 "LG203",
                 f"the tree is patched for {', '.join(gone)}, which this version of the kit does not know",
                 cause="it was patched by another version",
-                fix="revert-patch first, then apply-patch",
+                fix=f"{back}; then {again}",
             )
         for name in state.scripts:
             had = state.script_files.get(name, recipe.scripts[name].file)
@@ -69,7 +77,7 @@ def adapt(recipe: Recipe, choices: Choices, state: State | None) -> tuple[Recipe
                     "LG311",
                     f"{name} was patched in {had}, not in {files[name]}",
                     cause="one tree holds a script once",
-                    fix="revert-patch first, then apply-patch with --script-as",
+                    fix=f"{back}; then {again} --script-as {name}={files[name]}",
                 )
         files = {**state.script_files, **files}
         lines = {**state.anchors, **lines}
@@ -100,7 +108,10 @@ def _anchor(recipe: Recipe, scripts: list[str], text: str) -> tuple[str, list[in
 def _bad_anchor(what: str, recipe: Recipe, scripts: list[str]) -> KitError:
     known = [edit.address for name in scripts or recipe.scripts for edit in recipe.scripts[name].edits]
     return KitError(
-        "LG209", what, cause="known: " + ", ".join(known), fix="paste one of those that the error LG201 lists"
+        "LG209",
+        what,
+        cause="known: " + ", ".join(known),
+        fix="run it without --anchor: error LG201 prints the options to paste",
     )
 
 
@@ -109,5 +120,5 @@ def _bad_file(what: str, recipe: Recipe) -> KitError:
         "LG311",
         what,
         cause="expected SCRIPT=FILE, the file as a path inside the tree",
-        fix="known scripts: " + ", ".join(recipe.scripts),
+        fix="write --script-as SCRIPT=FILE; scripts are " + ", ".join(recipe.scripts),
     )

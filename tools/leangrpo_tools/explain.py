@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 
 from leangrpo_tools import data
 from leangrpo_tools.errors import CODES, KitError
@@ -26,8 +27,8 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "upstream of a package registry the wheel: --source.",
     ),
     "LG105": (
-        "The --source is neither a git repository nor, for an upstream of a package registry, a wheel, a folder that "
-        "holds it or an index; or it may not be read.",
+        "The --source is no git repository, or it may not be read. For an upstream of a package registry it is no "
+        "wheel, no folder that holds it and no index.",
         "git ls-remote SOURCE must work. A path must lead to a clone or a bare repository, or to the wheel. "
         "leangrpo list shows where an upstream comes from.",
     ),
@@ -69,8 +70,8 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "--source WHEEL.",
     ),
     "LG116": (
-        "The wheel is the pinned one, but holds what could be written outside the checkout, or not the same way on "
-        "every machine: a path that leaves it, a symbolic link, a name given twice.",
+        "The wheel is the pinned one, but a part of it could be written outside the checkout, or not the same way "
+        "on every machine. Such parts are a path that leaves it, a symbolic link, or a name given twice.",
         "Nothing was written. The pin in upstreams.lock must be another wheel.",
     ),
     "LG117": (
@@ -100,11 +101,12 @@ EXPLAINED: dict[str, tuple[str, str]] = {
     ),
     "LG201": (
         "The file differs from the pinned commit where the patch goes: a call was renamed, removed or doubled. The "
-        "message says what was looked for, how often it was expected and found, and the lines that come close. "
-        "Nothing was written.",
-        "If more was found than expected, choose: the message has an --anchor option for each place (several lines "
-        "with commas). Otherwise change the lines back to the pin's shape, leave the script out with --script, or "
-        "patch the others with --allow-partial.",
+        "message says what was looked for, how often it was expected and found, and the lines that come close. A "
+        "flush must come before gradients are unscaled and clipped: where these stand outside of the block that "
+        "steps, there is no such place. Nothing was written.",
+        "If some places were found, choose: the message has the --anchor options (several lines with commas). If "
+        "none was found, change the lines back to the pin's shape. Or leave the script out with --script, or patch "
+        "the others with --allow-partial.",
     ),
     "LG202": ("A recipe was edited, or is from another version of the kit.", "The message lists every bad entry."),
     "LG203": ("The recipe has no script of that name.", "leangrpo list shows the scripts of each upstream."),
@@ -119,8 +121,8 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "Save it as UTF-8 with one kind of line end.",
     ),
     "LG206": (
-        "The file already uses a name that the patch needs (lean, lean_rows, ...): it was patched by hand or by a "
-        "state that was lost, or means something else by it.",
+        "The file already uses a name that the patch needs (lean, lean_rows, ...). It was patched by hand or by a "
+        "state that was lost, or the name means something else there.",
         "Restore the file from before the patch, or rename what has that name.",
     ),
     "LG207": ("A fault of a recipe or a codemod. Nothing was written.", "Report the file and the message."),
@@ -151,25 +153,27 @@ EXPLAINED: dict[str, tuple[str, str]] = {
     ),
     "LG305": ("A file or folder is read-only, or belongs to somebody else.", "chmod u+w FILE, then run it again."),
     "LG306": (
-        "A script is not where the recipe says: the folder is no checkout of this upstream, or the script was renamed "
-        "or left out.",
-        "--script-as SCRIPT=FILE names its file, --script S leaves others out, --tree may be a folder inside a "
-        "repository.",
+        "The folder is no checkout of this upstream, or a script or a file that it imports was renamed or left out. "
+        "Scripts that you did not name and that the tree does not have are no error.",
+        "--script-as SCRIPT=FILE names a script's file, --script S leaves others out, --tree may be a folder inside "
+        "a repository. A helper file needs no option if the script imports it by name: the patch goes where the "
+        "import leads.",
     ),
     "LG307": (
         "The folder for the runtime exists: a folder of your own, or files of an earlier patch that you edited.",
         "Remove or rename it.",
     ),
     "LG308": (
-        "The files under .leangrpo, which say what was patched, are gone or damaged, or were written by a newer "
-        "version of the kit; a copy of a patched tree needs .leangrpo, too. Nothing was changed.",
-        "Update the kit, or restore .leangrpo. Otherwise the message has the commands that put the files back as they "
-        "were: texts from before the patch are in .leangrpo/store, named by their sha256, and in git under "
+        "The files under .leangrpo say what was patched. They are gone or damaged, or were written by a newer "
+        "version of the kit. A copy of a patched tree needs .leangrpo, too. Nothing was changed.",
+        "Update the kit, or restore .leangrpo. Otherwise the message has the commands that put the files back as "
+        "they were. Texts from before the patch are in .leangrpo/store, named by their sha256, and in git under "
         "refs/leangrpo/base.",
     ),
     "LG309": (
         "A run was interrupted halfway, and files were edited before the next one could complete it.",
-        "Move the edited files aside, run the same command again, then put your edits back.",
+        "Move the edited files aside, run the same command again, then put your edits back. A file that is not "
+        "there is written anew.",
     ),
     "LG310": (
         "The tree is patched for another upstream, or has files of another one and nothing that only this one has.",
@@ -181,10 +185,10 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "revert-patch first to patch the script in another file.",
     ),
     "LG312": (
-        "--strict-pin was given and the tree is at another commit than the pin, is no git repository or, for an "
-        "upstream of a package registry, has another version of the project.",
-        "Check the pinned commit out, or install the pinned version, or leave --strict-pin out: then the patch goes by "
-        "its anchors.",
+        "--strict-pin was given, and the tree is at another commit than the pin or is no git repository. For an "
+        "upstream of a package registry it has another version of the project.",
+        "Check the pinned commit out, or install the pinned version, or leave --strict-pin out: then the patch goes "
+        "by its anchors.",
     ),
     "LG401": (
         "Upstream's own script does not run on this machine: a missing package, or a changed script.",
@@ -245,8 +249,8 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "Put lean.flush(model, optimizer) first in the block that clips and steps; diff-patch shows where it was.",
     ),
     "LG604": (
-        "Something changed the network between a replay and the flush: its weights (a second optimizer, EMA swapped "
-        "in, a checkpoint loaded), or a buffer, a frozen layer, an adapter, an attribute or a hook.",
+        "Something changed the network between a replay and the flush. It may be its weights (a second optimizer, "
+        "EMA swapped in, a checkpoint loaded), a buffer, a frozen layer, an adapter, an attribute or a hook.",
         "Move the change behind optimizer.step(), or train with LEANGRPO_SCHEDULE=recompute.",
     ),
     "LG605": (
@@ -287,9 +291,9 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "Train with LEANGRPO_SYNC=upstream.",
     ),
     "LG613": (
-        "LEANGRPO_LAYOUT=shared or LEANGRPO_UPDATES=on-policy with numbers of prompts, samples, ranks and samples per "
-        "update that do not fit together, in a script whose rollout cannot be cut by prompt, or where ranks share no "
-        "gradients or a seed.",
+        "LEANGRPO_LAYOUT=shared or LEANGRPO_UPDATES=on-policy is set, and the numbers of prompts, samples, ranks "
+        "and samples per update do not fit together. Or the script's rollout cannot be cut by prompt, or ranks "
+        "share no gradients or a seed.",
         "The message says which numbers would do. Unset both to train as upstream does.",
     ),
     "LG614": (
@@ -314,6 +318,9 @@ def explain(code: str) -> str:
     """Title, cause and what to do. Raises LG120 for a code that does not exist."""
     known, wanted = titles(), code.upper()
     if wanted not in known:
-        raise KitError("LG120", f"there is no error {code}", cause=f"known: {', '.join(sorted(known))}")
+        near = difflib.get_close_matches(wanted, sorted(known), n=1, cutoff=0)[0]
+        listed = ", ".join(sorted(known))
+        fix = f"leangrpo explain {near}"
+        raise KitError("LG120", f"there is no error {code}", cause=f"known: {listed}", fix=fix)
     cause, help_ = EXPLAINED[wanted]
     return f"{wanted}: {known[wanted]}\n\ncause: {cause}\n\nwhat to do: {help_}"

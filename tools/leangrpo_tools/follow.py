@@ -33,7 +33,8 @@ def follow(tree: Tree, recipe: Recipe, scripts: list[str]) -> tuple[Recipe, list
                     f"{name}: {recipe.scripts[name].file} imports {', '.join(sorted(functions))} from several files: "
                     + ", ".join(sorted(files)),
                     cause=f"the recipe knows one such file, {helper}",
-                    fix=without(recipe, scripts, [name]),
+                    fix=f"import them from one file, or put {helper} back and import them from it; or "
+                    + without(recipe, scripts, [name]),
                 )
             (moved.setdefault(name, {})[helper],) = files
             notices.append(f"{name}: patched in {moved[name][helper]} in place of {helper}: the script imports that")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -37,7 +38,7 @@ def named(asked: str, root: Path) -> Iterator[None]:
             "LG310",
             f"{root} {words} {other}, not {asked}; nothing was written",
             cause="the name does not go with the tree: " + err.what.splitlines()[0],
-            fix=f"apply-patch {other} --tree {root}",
+            fix=f"{'revert-patch' if state else f'apply-patch {other} --tree'} {shlex.quote(str(root))}",
         ) from err
 
 

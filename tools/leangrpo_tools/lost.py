@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections import Counter
 from pathlib import Path
 
 from leangrpo_tools.gitcmd import BASE_REF
-from leangrpo_tools.tree import Tree
+from leangrpo_tools.tree import BIGGEST, Tree
 
 CALLED = "_leangrpo|leangrpo_core"
 """What the scripts that are patched have, as a pattern: the name of the runtime that they import."""
@@ -37,10 +39,11 @@ def way_out(tree: Tree) -> str:
             f"restore it from a backup; or save your edits of patched files, then: {back} && rm -rf {rest}; "
             f"then apply-patch again"
         )
-    if (tree.kit / "store").is_dir():
-        return (
-            f"restore it from a backup; or copy the files' earlier texts back, which are among {tree.kit}/store/* "
-            f"(grep -LE '{CALLED}' names them), then: rm -rf {rest}; then apply-patch again"
+    earlier = _earlier(tree, runtimes)
+    if earlier:
+        back = " && ".join(f"cp {shlex.quote(str(text))} {shlex.quote(str(file))}" for file, text in earlier.items())
+        return f"restore it from a backup; or save your edits of patched files, then: {back} && rm -rf {rest}; " + (
+            "then apply-patch again"
         )
     return "restore it from a backup, or apply-patch a fresh copy of the tree"
 
@@ -48,3 +51,24 @@ def way_out(tree: Tree) -> str:
 def _runtimes(tree: Tree) -> list[Path]:
     """The folders inside the tree that hold a copied runtime."""
     return sorted(mark.parent.relative_to(tree.root) for mark in tree.root.glob(f"*/_leangrpo/{VENDORED}"))
+
+
+def _earlier(tree: Tree, runtimes: list[Path]) -> dict[Path, Path]:
+    """Per patched file the text in the store that it was made from: the one with the most of its words."""
+    pattern = re.compile(CALLED.encode())
+    texts = {path: path.read_bytes() for path in sorted((tree.kit / "store").glob("*")) if path.is_file()}
+    before = {path: _words(text) for path, text in texts.items() if not pattern.search(text)}
+    found: dict[Path, Path] = {}
+    for file in sorted(tree.root.rglob("*.py")):
+        inner = file.relative_to(tree.root)
+        if inner.parts[0].startswith(".") or any(inner.is_relative_to(folder) for folder in runtimes):
+            continue
+        data = file.read_bytes() if file.is_file() and not file.is_symlink() and file.stat().st_size <= BIGGEST else b""
+        if before and pattern.search(data):
+            after = _words(data)
+            found[file] = max(before, key=lambda path: (before[path] & after).total() - (before[path] - after).total())
+    return found
+
+
+def _words(text: bytes) -> Counter[bytes]:
+    return Counter(re.findall(rb"\w+", text))

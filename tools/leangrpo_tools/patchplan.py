@@ -36,7 +36,7 @@ def make(tree: Tree, recipe: Recipe, scripts: list[str], state: State | None) ->
     """Transform every file the scripts need. Raises the LG2xx errors and LG303, LG305 to LG307."""
     plan = Plan(scripts)
     _read(tree, recipe, state, plan)
-    _transform(recipe, plan)
+    _transform(tree, recipe, plan)
     _vendor(tree, recipe, state, plan)
     for name in plan.after:
         tree.check_writable(name)
@@ -66,14 +66,14 @@ def _read(tree: Tree, recipe: Recipe, state: State | None, plan: Plan) -> None:
         raise absent.package(tree, recipe)
 
 
-def _transform(recipe: Recipe, plan: Plan) -> None:
+def _transform(tree: Tree, recipe: Recipe, plan: Plan) -> None:
     from leangrpo_tools.transform import Mismatch, describe, transform
 
     wrong: list[Mismatch] = []
     for name, edits in recipe.edits(plan.scripts).items():
         old = plan.before[name]
         assert old is not None
-        result = transform(name, old.data, edits)
+        result = transform(name, old.data, edits, str(tree.root / name))
         if isinstance(result, list):
             wrong += result
             continue

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from dataclasses import dataclass, field
 
 import libcst as cst
 
 from leangrpo_tools.codemods.base import Found, Match, NameTaken
+from leangrpo_tools.codemods.params import WrapCall
 from leangrpo_tools.codemods.registry import CODEMODS
 from leangrpo_tools.codemods.source import Source
 from leangrpo_tools.errors import KitError
@@ -80,17 +82,20 @@ def describe(wrong: list[Mismatch]) -> str:
     return "\n".join(item.text(named.setdefault(item.file, set())) for item in wrong)
 
 
-def transform(file: str, data: bytes, edits: list[Edit]) -> Patched | list[Mismatch]:
+def transform(file: str, data: bytes, edits: list[Edit], where: str = "") -> Patched | list[Mismatch]:
     """Apply ``edits`` to the bytes of ``file``, or say which anchors do not match. Nothing is written.
 
-    Raises LG204 for a file that is not valid Python, LG205 for one that cannot be reproduced byte for byte and LG207
-    if the result were not valid.
+    ``where`` is the file's path for a command in the message, if that is not ``file``.
+
+    Raises LG201 where two scripts want other edits of one call, LG204 for a file that is not valid Python, LG205 for
+    one that cannot be reproduced byte for byte and LG207 if the result were not valid.
     """
-    check_syntax(file, data, "LG204")
+    check_syntax(file, data, "LG204", where or file)
     source = _parse(file, data)
     wrong: list[Mismatch] = []
     places: list[Place] = []
     matches: list[Match] = []
+    wrapped: dict[tuple[int, str], Edit] = {}
     for edit in edits:
         try:
             found = CODEMODS[edit.codemod](source, edit.params)
@@ -105,6 +110,7 @@ def transform(file: str, data: bytes, edits: list[Edit]) -> Patched | list[Misma
             shown = [(line, source.shown(line)) for line in dict.fromkeys(lines)]
             wrong.append(Mismatch(file, edit, found.anchor, len(lines), lines, _others(found, lines), shown))
             continue
+        _only_once(file, edit, found.matches, wrapped)
         places.append(Place(edit.codemod, found.anchor, tuple(sorted(lines)), edit.reason))
         matches += [*found.matches, *found.companions]
     if wrong:
@@ -112,6 +118,21 @@ def transform(file: str, data: bytes, edits: list[Edit]) -> Patched | list[Misma
     result = _rewrite(source, matches).bytes
     check_syntax(file, result, "LG207")
     return Patched(file, result, tuple(places))
+
+
+def _only_once(file: str, edit: Edit, found: list[Match], wrapped: dict[tuple[int, str], Edit]) -> None:
+    """Refuse a call that two scripts, which share a file here, would wrap with other arguments."""
+    if not isinstance(edit.params, WrapCall):
+        return
+    for match in found:
+        other = wrapped.setdefault((id(match.node), edit.params.wrapper), edit)
+        if other is not edit:
+            raise KitError(
+                "LG201",
+                f"nothing was written; {file}:{match.line}: {other.address} and {edit.address} differ on one call",
+                cause="these scripts have a file in common in this tree, and two in the recipe",
+                fix=f"patch one of them: --script {other.address.partition('.')[0]}",
+            )
 
 
 def _shared(lines: list[int], edit: Edit) -> bool:
@@ -144,7 +165,7 @@ def _parse(file: str, data: bytes) -> Source:
     return source
 
 
-def check_syntax(file: str, data: bytes, code: str) -> None:
+def check_syntax(file: str, data: bytes, code: str, where: str = "") -> None:
     """Parse and compile the bytes, without running them. Raises ``KitError(code)``."""
     try:
         with warnings.catch_warnings():
@@ -159,7 +180,7 @@ def check_syntax(file: str, data: bytes, code: str) -> None:
                 code,
                 f"{place}: not valid Python: {words}",
                 cause="an edit in progress, merge markers, or syntax newer than the Python that runs this command",
-                fix=f"python -m py_compile {file}",
+                fix=f"python -m py_compile {shlex.quote(where)}, which shows the place",
             ) from err
         raise KitError(code, f"{place}: the patched text is not valid Python: {words}", fix="report this file") from err
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import stat
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class Tree:
         if not self.root.is_dir():
             raise KitError("LG301", f"{root} is not a folder", cause="a mistyped path", fix=f"ls -d {root}")
         if self.kit.is_symlink() or (self.kit.exists() and not self.kit.is_dir()):
-            raise KitError("LG303", f"{self.kit} is no folder of the kit's own", fix=f"ls -ld {self.kit}; remove it")
+            raise KitError("LG303", f"{self.kit} is no folder of the kit's own", fix=f"rm {shlex.quote(str(self.kit))}")
         self.git = Git(self.root, offline=True)
         self.top = self._top()
         self.is_repo = self.top is not None and os.path.samefile(self.top, self.root)
@@ -97,14 +98,14 @@ class Tree:
                     "LG303",
                     f"{current.relative_to(self.root)} is a symbolic link to {os.readlink(current)}",
                     cause="a patch through a link would change a file elsewhere",
-                    fix='put a copy in its place: cp --remove-destination "$(readlink -f FILE)" FILE',
+                    fix=f"put a copy in its place: {_copied(current)}",
                 )
             if os.path.lexists(current / ".git"):
                 raise KitError(
                     "LG303",
                     f"{current.relative_to(self.root)} is a repository of its own",
                     cause="a submodule, or a clone inside the tree",
-                    fix="patch a copy of the tree without it: cp -rL TREE COPY; rm -rf COPY/FOLDER/.git",
+                    fix=f"patch a copy of the tree in which it is none: {_without(self.root, current)}",
                 )
         return current
 
@@ -116,7 +117,12 @@ class Tree:
         except (FileNotFoundError, NotADirectoryError):
             return None
         if not stat.S_ISREG(mode):
-            raise KitError("LG306", f"{name} is not a regular file", fix=f"ls -ld {path}")
+            raise KitError(
+                "LG306",
+                f"{name} is not a regular file",
+                cause="a folder or a device has its name",
+                fix=f"mv {shlex.quote(str(path))} {shlex.quote(str(path))}.aside, and put the script there",
+            )
         if path.lstat().st_size > BIGGEST:
             raise KitError(
                 "LG208",
@@ -127,7 +133,9 @@ class Tree:
         try:
             return Content(read_regular(path, BIGGEST), stat.S_IMODE(mode))
         except OSError as err:
-            raise KitError("LG305", f"{name} cannot be read: {err.strerror}", fix=f"ls -l {path}") from err
+            raise KitError(
+                "LG305", f"{name} cannot be read: {err.strerror}", fix=f"chmod u+r {shlex.quote(str(path))}"
+            ) from err
 
     def check_writable(self, name: str) -> None:
         """Raise LG305 unless the file, or the folder it will go to, may be written."""
@@ -136,9 +144,9 @@ class Tree:
         while not folder.exists():
             folder = folder.parent
         if path.exists() and not path.stat().st_mode & 0o222:
-            raise KitError("LG305", f"{name} is read-only", fix=f"chmod u+w {path}")
+            raise KitError("LG305", f"{name} is read-only", fix=f"chmod u+w {shlex.quote(str(path))}")
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise KitError("LG305", f"{folder} may not be written", fix=f"ls -ld {folder}")
+            raise KitError("LG305", f"{folder} may not be written", fix=f"chmod u+wx {shlex.quote(str(folder))}")
 
     def head(self) -> str | None:
         """The commit HEAD points to, or None before the first one."""
@@ -165,3 +173,19 @@ class Tree:
         if kind != "blob" or mode == "120000" or not size.isdigit() or int(size) > BIGGEST:
             return None
         return Content(self.git.run("cat-file", "blob", oid), 0o755 if mode == "100755" else 0o644)
+
+
+def _copied(link: Path) -> str:
+    """The command line that puts what a link leads to in its place."""
+    name = shlex.quote(str(link))
+    if link.is_dir():
+        return f'cp -r "$(readlink -f {name})" {name}.copy && rm {name} && mv {name}.copy {name}'
+    return f'cp --remove-destination "$(readlink -f {name})" {name}'
+
+
+def _without(root: Path, inner: Path) -> str:
+    """The command line that copies a tree, with a repository inside it as a plain folder."""
+    copy = root.with_name(root.name + ".copy")
+    return f"cp -rL {shlex.quote(str(root))} {shlex.quote(str(copy))} && rm -rf " + shlex.quote(
+        str(copy / inner.relative_to(root) / ".git")
+    )

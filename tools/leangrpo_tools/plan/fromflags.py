@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -90,7 +91,11 @@ def _size(read: _Read) -> tuple[Rollout, float]:
         share = min(max(values.number(flags.checkpointed_share), 0.0), 1.0)
     if not 0 < fraction <= 1 or trained_steps < 1:
         what = f"--{flags.fraction} {fraction:g} of {steps - 1} steps trains {trained_steps} steps"
-        raise KitError("LG505", what, fix=f"use at least 2 steps and a --{flags.fraction} above 0, at most 1")
+        fix = f"use --{flags.fraction} with a value above 0, at most 1"
+        if 0 < fraction <= 1:
+            least = next(number for number in itertools.count(2) if int((number - 1) * fraction) >= 1)
+            fix = f"use --{flags.steps} {least} or more"
+        raise KitError("LG505", what, fix=fix)
     if accumulation > trained:
         what = f"--{flags.accumulation} {accumulation} exceeds the {trained} samples of a rollout: no update is made"
         raise KitError("LG505", what, fix=f"use --{flags.accumulation} {trained} or less")
