@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 __all__ = ["OUTPUT", "Command", "Hidden", "Reading", "read"]
-_SECONDS, _DEEPEST, _UNROLLED = 1.5, 40, 32
+_SECONDS, _DEEPEST, _UNROLLED, _LONGEST = 1.2, 40, 32, 10_000
 _SHELLS, _REMOTE = ("bash", "sh", "zsh", "dash"), ("ssh", "pdsh")
 _PASSING = frozenset(["exec", "env", "nohup", "time", "command", "nice", "srun", "timeout", "stdbuf", "setsid"])
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.S)
@@ -112,6 +112,7 @@ class _Reader:
         self._called: set[str] = set()
         self._ever: dict[str, Value] = {}
         self._doubt: str | None = None
+        self._texts: list[str] = []  # here-documents of the next command
 
     # texts
 
@@ -173,6 +174,8 @@ class _Reader:
     def _put(self, name: str, value: Value, index: str | None = None) -> None:
         if index is not None:
             value = self._element(name, value, index)
+        if isinstance(value, (str, tuple)) and (len(value) > _LONGEST or sum(map(len, value)) > _LONGEST):
+            value = Unknown(f"line {self._line}: it is too long")
         if self._doubt:
             value = merge([self.state.variables.get(name), value, None], self._doubt)
         if isinstance(value, Unknown) and not value.why:
@@ -215,11 +218,13 @@ class _Reader:
         self._block(nodes)
         self._set(join([before, self.state], why))
 
+    def _passed_over(self, node: Node) -> bool:
+        """Whether the parser left out more than spaces between the parts of a statement."""
+        gaps = [(left.end_byte, right.start_byte) for left, right in itertools.pairwise(node.children)]
+        gaps += [(node.children[-1].end_byte, node.end_byte)] if node.children else []
+        return any(re.sub(rb"[ \t\n]|\\\n", b"", self._expand.source[start:end]) for start, end in gaps)
+
     def _run(self, node: Node) -> None:
-        if time.monotonic() > self._until or self._depth > _DEEPEST:
-            raise _Late
-        direct = any(child.type == "ERROR" or child.is_missing for child in node.children) if node.has_error else False
-        action: Callable[[Node], None] | None = getattr(self, f"_{node.type}", None)
         leaf = node.type in (
             "command",
             "variable_assignment",
@@ -227,10 +232,14 @@ class _Reader:
             "declaration_command",
             "unset_command",
         )
+        if time.monotonic() > self._until or self._depth > _DEEPEST or (leaf and node.descendant_count > _LONGEST):
+            raise _Late
+        direct = any(child.type == "ERROR" or child.is_missing for child in node.children) if node.has_error else False
+        action: Callable[[Node], None] | None = getattr(self, f"_{node.type}", None)
         line = self._line
         self._line = self._first + node.start_point[0] + 1
         self._depth += 1
-        if direct or (node.has_error and leaf) or action is None:
+        if direct or (node.has_error and leaf) or action is None or self._passed_over(node):
             self._misread(self._line, self._expand.text(node))
         else:
             action(node)
@@ -290,10 +299,8 @@ class _Reader:
                 texts += [self._expand.one(child.children[-1])]
         if body is None:
             return
-        if body.type == "command":
-            self._command(body, texts)
-        else:
-            self._run(body)
+        self._texts = texts
+        self._run(body)
         for item in then:
             self._maybe([item], f"line {self._line}")
             for text in texts:
@@ -534,12 +541,12 @@ class _Reader:
         parts = [child for child in node.children if child.type not in ("variable_assignment", "herestring_redirect")]
         return self._expand.words([child for child in parts if not child.type.endswith("redirect")])
 
-    def _command(self, node: Node, texts: list[str] | None = None) -> None:
-        texts = [*(texts or []), *(self._expand.one(child.children[-1]) for child in node.children
+    def _command(self, node: Node) -> None:
+        texts = [*self._texts, *(self._expand.one(child.children[-1]) for child in node.children
                                    if child.type == "herestring_redirect")]  # fmt: skip
-        gaps = itertools.pairwise(node.children)
-        source = self._expand.source
-        if any(re.sub(rb"[ \t\n]|\\\n", b"", source[left.end_byte : right.start_byte]) for left, right in gaps):
+        self._texts = []
+        pairs = itertools.pairwise(node.children)
+        if any(left.type == "variable_assignment" and left.end_byte == right.start_byte for left, right in pairs):
             self._misread(self._line, self._expand.text(node))
             return
         given: dict[str, str] = {}
@@ -620,15 +627,18 @@ class _Reader:
             for variable in names or (["REPLY"] if name == "read" else ["MAPFILE"] if "file" in name else []):
                 self._put(variable, Unknown(f"{line}: {name}"))
         elif name == "let":
-            for word in words[1:]:
-                self._compute(word)
-        elif name == "set" and len(words) > 1 and (words[1] == "--" or not words[1].startswith(("-", "+"))):
-            self.state.arguments = tuple(words[2:] if words[1] == "--" else words[1:])
+            for child in node.children[1:]:
+                self._compute(self._expand.one(child))
+        elif name == "set" and "--" in words:
+            self.state.arguments = tuple(words[words.index("--") + 1 :])
+        elif name == "set" and len(words) > 1 and not re.match(r"[-+]\w", words[1]):
+            self.state.arguments = tuple(words[1:]) if known(words[1]) else Unknown(line)
         elif name == "shift":
             count = int(words[1]) if len(words) == 2 and words[1].isdigit() else 1
             given = self.state.arguments
-            certain = given is not None and len(words) < 3 and not any(map(self._expand.is_many, given))
-            self.state.arguments = (given or ())[count:] if certain and count <= len(given or ()) else None
+            if isinstance(given, tuple):
+                sure = len(words) < 3 and not any(map(self._expand.is_many, given)) and all(map(known, words))
+                self.state.arguments = given[count if count <= len(given) else 0 :] if sure else Unknown(line)
         elif name in ("source", "."):
             if len(words) < 2 or words[1].rsplit("/", 1)[-1] not in ("activate", "conda.sh"):
                 self.state.lose(f"{line}: {name} {self._expand.show(words[1]) if len(words) > 1 else ''} may set it")

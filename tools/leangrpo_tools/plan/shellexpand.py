@@ -35,15 +35,28 @@ class Expander:
     def text(self, node: Node) -> str:
         return self.source[node.start_byte : node.end_byte].decode()
 
+    def _begin(self, node: Node) -> int:
+        """Where an expansion begins: the parser counts spaces before it, too."""
+        at = node.start_byte
+        while self.source[at : at + 1] not in (b"$", b"`", b"<", b">", b""):
+            at += 1
+        return at
+
     def hole(self, display: str, value: Value | None = None, many: bool = False) -> str:
         """A part that is not known, written as the file does, with what it may be."""
         display = HOLE.sub(lambda match: self._holes[int(match[1])][0], display)
+        display = display[:200]
         self._holes.append((display if "$" in display else f"$<{display}>", value or Unknown(""), many))
         return f"\x00{len(self._holes) - 1}\x01"
 
     def is_many(self, text: str) -> bool:
         """Whether the word may stand for several, or for none."""
         return any(self._holes[int(number)][2] for number in HOLE.findall(text))
+
+    def _widened(self, match: re.Match[str]) -> str:
+        """A part that is not known, outside quotes."""
+        display, value, many = self._holes[int(match[1])]
+        return match[0] if many else self.hole(display, value, many=True)
 
     def show(self, text: str, depth: int = 0) -> str:
         """A word for readers of commands."""
@@ -62,7 +75,13 @@ class Expander:
 
     def words(self, nodes: list[Node]) -> list[str]:
         """The words that a list of words becomes."""
-        return [word for node in nodes for word in self._fields(self._pieces(node))]
+        found: list[list[tuple]] = []
+        end = -1
+        for node in nodes:
+            found += [[]] if node.start_byte != end else []  # what touches is one word
+            found[-1].extend(self._pieces(node))
+            end = node.end_byte
+        return [word for pieces in found for word in self._fields(pieces)]
 
     def one(self, node: Node) -> str:
         """A text that is neither split nor matched with files, such as the value of an assignment."""
@@ -89,7 +108,7 @@ class Expander:
                 globs, braces = globs + text * (kind == "plain"), braces + text * (kind == "plain")
             else:
                 globs += text
-                parts = re.split(r"[ \t\n]+", text)
+                parts = re.split(r"[ \t\n]+", HOLE.sub(self._widened, text))
                 for place, part in enumerate(parts):
                     if place and now is not None:
                         found.append(now)
@@ -97,6 +116,9 @@ class Expander:
                     now = (now or "") + part if part else now
         found += [now] if now is not None else []
         tilde = pieces and pieces[0][1] == "plain" and re.match(r"~|[A-Za-z_]\w*=(?:.*:)?~", pieces[0][0])
+        loose = any(kind == "elements" and any(map(self.is_many, text)) for text, kind in pieces)
+        if loose and sum(bool(text) for text, _ in pieces) > 1:
+            return [self.hole(self.joined(pieces), many=True)]
         if (
             tilde
             or re.search(r"\{.*(?:,|\.\.).*\}", braces)
@@ -109,6 +131,8 @@ class Expander:
     def _pieces(self, node: Node) -> list[tuple]:
         """Parts with what becomes of them: `plain` (unquoted), `quoted`, `split` or `elements`."""
         kind, text = node.type, self.text(node)
+        if kind == "$" or text[:1].isspace():
+            return [(self.hole(text, many=True), "quoted")]
         if kind in ("concatenation", "command_name", "word", "number", "variable_name"):
             children = node.children if kind in ("concatenation", "command_name") else []
             return self._spans(node, children) if children else [self._plain(text)]
@@ -144,9 +168,7 @@ class Expander:
         return (plain.replace("\x02", ""), "quoted" if "\\" in text else "plain")
 
     def _string(self, node: Node) -> list[tuple]:
-        last = node.children[-1]
-        start = node.children[0].end_byte if node.type == "string" else node.start_byte + 2
-        return self.quoted(node, start, last.start_byte if node.type == "string" else node.end_byte - 1)
+        return self.quoted(node, node.start_byte + (1 if node.type == "string" else 2), node.end_byte - 1)
 
     def quoted(self, node: Node, start: int, end: int, escaped: str = '$`"\\\\') -> list[tuple]:
         """Text as between double quotes, from one byte of the source to another."""
@@ -156,7 +178,7 @@ class Expander:
         )
         children = [child for part in inner for child in part.children if child.type in _EXPANSIONS]
         for child in [*children, None]:
-            text = self.source[start : child.start_byte if child else end].decode()
+            text = self.source[start : self._begin(child) if child else end].decode()
             text = re.sub(rf"\\([{escaped}\n])", lambda match: match[1].strip("\n"), text)
             found.append((text, "quoted"))
             found += self._expansion(child, quoted=True) if child else []
@@ -172,16 +194,15 @@ class Expander:
         return "".join(text if isinstance(text, str) else " ".join(text) for text, _ in pieces)
 
     def _expansion(self, node: Node, quoted: bool) -> list[tuple]:
-        kind, text = "quoted" if quoted else "split", self.text(node)
+        start = self._begin(node)
+        kind, text = "quoted" if quoted else "split", self.source[start : node.end_byte].decode()
         self.depth += 1
         try:
             if self.depth > 20 or node.has_error:
                 return [(self.hole(text, many=not quoted), kind)]
             if node.type == "arithmetic_expansion":
                 inner = 2 if text.startswith("$[") else 3
-                number = self.arithmetic(
-                    self.joined(self.quoted(node, node.start_byte + inner, node.end_byte - inner + 1))
-                )
+                number = self.arithmetic(self.joined(self.quoted(node, start + inner, node.end_byte - inner + 1)))
                 return [(self.hole(text) if number is None else str(number), kind)]
             if node.type in ("command_substitution", "process_substitution"):
                 return [(self.hole(OUTPUT, many=not quoted), kind)]
@@ -205,8 +226,10 @@ class Expander:
         """The value of a variable; None where the environment decides."""
         if name.isdigit() or name in ("@", "*"):
             given = self.state.arguments
-            if given is None or name == "0" or (name.isdigit() and any(map(self.is_many, given))):
-                return Unknown("it is no part of the file") if name == "0" or given is not None else None
+            if given is None and name != "0":
+                return None
+            if not isinstance(given, tuple) or name == "0" or (name.isdigit() and any(map(self.is_many, given))):
+                return Unknown("it is no part of the file")
             return given if name in "@*" else given[int(name) - 1] if int(name) <= len(given) else Unset()
         if name.startswith("LEANGRPO_HOLE_"):
             return self._holes[int(name[14:])][1]
@@ -225,12 +248,12 @@ class Expander:
             index = name
         unknown = (self.hole(text, value if not rest and not sign else None, many=not quoted or index == "@"), kind)
         operation = _OPERATION.match(rest)
-        if not match or sign == "!" or (name == "#" and self.state.arguments is None):
+        given = self.state.arguments
+        if not match or sign == "!" or (match[5] and len(name) > 1 and name.isdigit()):
             return unknown
         if name == "#":
-            return (
-                (str(len(self.state.arguments or ())), kind) if not rest and not sign and not self._many() else unknown
-            )
+            sure = isinstance(given, tuple) and not any(map(self.is_many, given)) and not rest and not sign
+            return (str(len(given)), kind) if sure and isinstance(given, tuple) else unknown
         if index is not None:
             if rest or value is None or isinstance(value, Unknown):
                 return unknown
@@ -267,9 +290,6 @@ class Expander:
             else unknown
         )
 
-    def _many(self) -> bool:
-        return any(map(self.is_many, self.state.arguments or ()))
-
     def _again(self, unknown: tuple, text: str, value: Value | None, kind: str, quoted: bool) -> tuple:
         """A variable whose whole value is a part that is not known keeps what that may be."""
         if not isinstance(value, str):
@@ -295,11 +315,12 @@ class Expander:
                 found = merge([*alternatives, None], "it may have been set before") if alternatives else None
                 if operation[-1] == "=":
                     self.state.variables[name] = found or Unknown("it may have been set before")
-                return (self.hole(self.text(node), found, many=not quoted), kind)
+                return (self.hole(self.text(node).strip(), found, many=not quoted), kind)
             if operation[-1] == "+":
                 return ("", kind) if absent else other
             if absent and operation[-1] == "=" and other:
                 self.state.variables[name] = other[0]
+                return (other[0], kind)
             return other if absent else (value, kind)
         if isinstance(value, Unset):
             value = ""
@@ -335,8 +356,8 @@ class Expander:
         start = node.end_byte - 1 - len(rest.encode())
         made = ""
         for child in [*nested, None]:
-            made += self.source[start : child.start_byte if child else node.end_byte - 1].decode()
-            made += self.joined(self._expansion(child, quoted=True)) if child else ""
+            made += self.source[start : self._begin(child) if child else node.end_byte - 1].decode()
+            made += self.joined(self._expansion(child, quoted)) if child else ""
             start = child.end_byte if child else start
         return (made, kind)
 

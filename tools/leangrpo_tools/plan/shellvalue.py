@@ -68,7 +68,8 @@ class State:
 
     variables: dict[str, Value] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
-    arguments: tuple[str, ...] | None = None
+    arguments: tuple[str, ...] | Unknown | None = None
+    """`$@`; None: as they are given to the file."""
     functions: dict[str, Any] = field(default_factory=dict)
     lost: str | None = None
     """Why a variable that the file does not assign may still have a value that is not from the environment."""
@@ -102,7 +103,7 @@ def join(states: Iterable[State], why: str) -> State:
     return State(
         variables,
         set.union(*(state.exported for state in alive)),
-        arguments.pop() if len(arguments) == 1 else None,
+        arguments.pop() if len(arguments) == 1 else Unknown(why),
         functions,
         next((state.lost for state in alive if state.lost), None),
     )

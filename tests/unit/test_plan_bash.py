@@ -1,0 +1,240 @@
+"""Launch files beside bash itself: a command is read as bash would start it, or its words are said to be unknown."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from leangrpo_tools.plan import shell
+
+BASH = shutil.which("bash")
+pytestmark = pytest.mark.skipif(BASH is None, reason="there is no bash to compare with")
+NAMES, ARRAYS = ("N", "MORE", "ARGS", "G_2", "x"), ("L", "OPTS")
+
+
+class Grammar:
+    """Scripts that depend on nothing outside, at random."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.depth = 0
+
+    def one(self, *options: str) -> str:
+        return self.dice.choice(options)
+
+    def bare(self) -> str:
+        return self.one(
+            "8", "16", "a", "--n=4", "--b", "x.py", "d/e.py", "07", "k=v", "a:b", "-2", "%", "a,b", "@", "+", "#a"
+        )
+
+    def text(self) -> str:
+        return self.one(
+            "",
+            " ",
+            "a b",
+            "  --n  4 ",
+            "x\ty",
+            "1 2 3",
+            "8",
+            "a'b",
+            "*",
+            "#",
+            "d/e f.py",
+            "a\\\\b",
+            "é",
+            "{a,b}",
+            "~/x",
+        )
+
+    def pattern(self) -> str:
+        return self.one(
+            "%.py", "%%.*", "##*/", "#*/", "%/*", "/a/b", "//a/Z", ":1:2", ":1", "^^", ",,", "%8", "#--", "/a", "%%?"
+        )
+
+    def arithmetic(self) -> str:
+        self.depth += 1
+        kind = self.dice.randrange(12) if self.depth < 4 else self.dice.randrange(4)
+        a, b = (self.arithmetic(), self.arithmetic()) if kind > 3 else ("", "")
+        self.depth -= 1
+        if kind < 4:
+            return self.one("2", "8", "0x1F", "010", "3", "1", "N", "$x", "${N}", "G_2", "16#ff", "100")
+        if kind < 9:
+            sign = self.one("+", "-", "*", "/", "%", "<<", "&", "|", "^", "<", ">=", "==", "&&", "||", "**")
+            return f"{a}{self.one('', ' ')}{sign} {b}"
+        return {
+            9: f"({a} {self.one('+', '*', '-')} {b})",
+            10: f"{self.one('-', '!', '~', '+')} {a}",
+            11: f"{a} ? {b} : {a}",
+        }[kind]
+
+    def operand(self) -> str:
+        return self.one("", "8", "a b", "--n 4", "$N", "${MORE:-9}", "x.py", '"q r"', "$((2*3))", "${x}/y")
+
+    def variable(self) -> str:
+        name, array = self.one(*NAMES), self.one(*ARRAYS)
+        return self.one(
+            f"${name}",
+            f"${{{name}}}",
+            f"${{{name}:-{self.operand()}}}",
+            f"${{{name}-{self.operand()}}}",
+            f"${{{name}:+{self.operand()}}}",
+            f"${{{name}+{self.operand()}}}",
+            f"${{{name}:={self.operand()}}}",
+            f"${{{name}{self.pattern()}}}",
+            f"${{#{name}}}",
+            f"${{#{array}[@]}}",
+            f"${{{array}[{self.one('0', '1', '-1', 'N')}]}}",
+            f"${{{array}[@]}}",
+            f"${{{array}[*]}}",
+            f"${array}",
+            f"$(({self.arithmetic()}))",
+            "$1",
+            "$2",
+            "$#",
+            "$@",
+            "$*",
+            "${1:-4}",
+        )
+
+    def part(self) -> str:
+        kind = self.dice.randrange(10)
+        if kind < 3:
+            return self.bare()
+        if kind < 5:
+            return self.variable()
+        if kind < 8:
+            inner = "".join(self.one(self.text(), self.variable(), self.bare()) for _ in range(self.dice.randrange(4)))
+            return f'"{inner}"'
+        return self.one(
+            f"'{self.text().replace(chr(39), '')}'", "x\\ y", "\\$N", "a\\b", "$'a\\tb'", '"\\$x"', "\\\\", "''"
+        )
+
+    def word(self) -> str:
+        return "".join(self.part() for _ in range(self.one(*"1112").__len__() and int(self.one(*"1112"))))
+
+    def words(self, most: int = 4) -> str:
+        gap = self.one(" ", " ", "  ", " \\\n  ")
+        return gap.join(self.word() for _ in range(self.dice.randrange(most)))
+
+    def run(self) -> str:
+        before, after = self.one("", "", "N=3 ", "exec_=1 "), self.one("", " # no", " > /dev/null", " 2>&1")
+        return f"{before}torchrun {self.words()} --end{after}"
+
+    def statement(self) -> str:
+        name, array = self.one(*NAMES), self.one(*ARRAYS)
+        self.depth += 1
+        kind = self.dice.randrange(34 if self.depth < 4 else 18)
+        made = self._simple(kind, name, array) if kind < 18 else self._compound(kind, name)
+        self.depth -= 1
+        return made
+
+    def _simple(self, kind: int, name: str, array: str) -> str:
+        return [
+            lambda: f"{name}={self.word()}",
+            lambda: f"{name}={self.word()}",
+            lambda: f"{name}={self.bare()}",
+            lambda: f"{name}+={self.word()}",
+            lambda: f"export {name}={self.bare()}",
+            lambda: f'export {name}="{self.text()}"',
+            lambda: f"{array}=({self.words()})",
+            lambda: f"{array}=({self.words()})",
+            lambda: f"{array}+=({self.words()})",
+            lambda: f"{array}[{self.one('0', '1', 'N')}]={self.word()}",
+            lambda: f"let {name}={self.one('2', '3*4', 'N+1')}",
+            lambda: f"(({name}{self.one('=', '+=', '*=', '-=')}{self.arithmetic()}))",
+            lambda: f"(({name}{self.one('++', '--')}))",
+            lambda: f"set -- {self.words()}",
+            lambda: f"unset {name}",
+            lambda: f": {self.variable()}",
+            lambda: "shift",
+            lambda: f"# {name}=7 'torchrun",
+        ][kind]()
+
+    def block(self) -> str:
+        return "\n".join(self.statement() for _ in range(1 + self.dice.randrange(2)))
+
+    def _compound(self, kind: int, name: str) -> str:
+        inner = self.block()
+        test = self.one("true", "false", f'[ -z "${name}" ]', f"[[ -n ${name} ]]", "(( N > 3 ))")
+        return [
+            lambda: self.run(),
+            lambda: self.run(),
+            lambda: self.run(),
+            lambda: self.run(),
+            lambda: f"if {test}; then\n{inner}\nelif false; then\n{self.block()}\nelse\n{self.block()}\nfi",
+            lambda: f"if {test}; then\n{inner}\nfi",
+            lambda: f"{test} && {{ {inner}\n}}",
+            lambda: f"{test} || {name}={self.word()}",
+            lambda: f"case ${name} in 8|16) {inner}\n;; *) {self.block()}\n;; esac",
+            lambda: f"( {inner}\n)",
+            lambda: f"for {name} in {self.word()} {self.words()}; do\n{inner}\ndone",
+            lambda: f"for {name} in {self.one('$@', '${L[@]}', '${OPTS[@]}')}; do {inner}\ndone",
+            lambda: f"while false; do {inner}\ndone",
+            lambda: f"f() {{ local x=1\n{inner}\n}}\nf {self.words()}",
+            lambda: f"cat <<E >/dev/null\n{name}=3 $N 'q\nE\n{inner}",
+            lambda: f"{{ {inner}\n}} | cat >/dev/null",
+        ][kind - 18]()
+
+    def script(self) -> str:
+        return "\n".join([*(self.statement() for _ in range(2 + self.dice.randrange(6))), self.run()]) + "\n"
+
+
+def started(folder: Path, scripts: list[str]) -> list[list[list[str]] | None]:
+    """What bash starts with each script; None where bash complains."""
+    (folder / "run").mkdir()
+    (folder / "fake").write_text("torchrun() { printf '%s\\0' TORCHRUN \"$@\" >&3; }\n")
+    for place, script in enumerate(scripts):
+        (folder / f"{place}.sh").write_text(script, encoding="utf-8")
+    loop = f"cd {folder}/run; for i in $(seq 0 {len(scripts) - 1}); do "
+    loop += f"timeout 5 {BASH} ../$i.sh 3>../$i.out 2>../$i.err; done"
+    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "BASH_ENV": f"{folder}/fake"}
+    subprocess.run([str(BASH), "--norc", "-c", loop], env=env, check=True, stdin=subprocess.DEVNULL)
+    found: list[list[list[str]] | None] = []
+    for place in range(len(scripts)):
+        fields = (folder / f"{place}.out").read_text(encoding="utf-8").split("\0")[:-1]
+        calls: list[list[str]] = []
+        for item in fields:
+            calls.append([]) if item == "TORCHRUN" else calls[-1].append(item)
+        found.append(None if (folder / f"{place}.err").read_text() else calls)
+    return found
+
+
+def fits(words: list[str], real: list[str]) -> bool:
+    """Whether a command as it is read allows for the one that bash started."""
+    if not words:
+        return not real
+    word = words[0]
+    if isinstance(word, shell.Hidden) and word.many:
+        return any(fits(words[1:], real[skip:]) for skip in range(len(real) + 1))
+    if not real:
+        return False
+    pattern = ".*".join(re.escape(part) for part in re.split(r"\$.*", word, flags=re.S))
+    known = re.fullmatch(pattern if "$" in word else re.escape(word), real[0], re.S)
+    more = range(1, len(real) + 1) if "$" in word else [1]  # a value that is not known may be split
+    return bool(known) and any(fits(words[1:], real[skip:]) for skip in more)
+
+
+def read(script: str) -> tuple[list[list[str]], bool]:
+    """The commands, and whether the reader says that some were not understood."""
+    reading = shell.read(script)
+    commands = [command.words[1:] for command in reading.commands if command.words[0] == "torchrun"]
+    return commands, any("not understood" in note for note in reading.notes)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_what_is_read_is_what_bash_starts(part: int, tmp_path: Path) -> None:
+    """Seeded scripts of assignments, quotes, arrays, arithmetic, defaults, branches, loops and functions."""
+    scripts = [Grammar(1000 * part + seed).script() for seed in range(200)]
+    seen = known = 0
+    for script, calls in zip(scripts, started(tmp_path, scripts), strict=True):
+        said, lost = read(script)
+        for call in calls or []:
+            assert lost or any(fits(words, call) for words in said), f"{script}\nbash: {call}\nread: {said}"
+            seen += 1
+            known += call in said
+    assert seen > 200 and known > 0.4 * seen, (seen, known)
