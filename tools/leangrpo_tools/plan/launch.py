@@ -141,7 +141,8 @@ def _started(command: shell.Command, script: str, reading: shell.Reading) -> Tra
     for place, word in enumerate(words):
         module = place > 0 and words[place - 1] in ("-m", "--module") and not launchers.is_launcher(word)
         hidden = isinstance(word, shell.Hidden) and launchers.has_launcher(words[:place])
-        option = place > 0 and words[place - 1].startswith("-") and words[place - 1] not in launchers.SWITCHES
+        before = words[place - 1] if place else ""
+        option = before.startswith("-") and "=" not in before and before not in launchers.SWITCHES
         if (word.endswith(".py") and not word.startswith("-")) or module or (hidden and not option):
             file = f"{word.replace('.', '/')}.py" if module and not word.endswith(".py") else word
             return _training(command, place, script, file, reading)

@@ -170,6 +170,8 @@ class _Reader:
 
     def _set(self, state: State) -> None:
         self.state = self._expand.state = state
+        found = {name: value.why for name, value in state.variables.items() if isinstance(value, Unknown)}
+        self.reading.reasons.update({name: why for name, why in found.items() if why})
 
     def _put(self, name: str, value: Value, index: str | None = None) -> None:
         if index is not None:
