@@ -95,7 +95,7 @@ def _launches(upstream: str, script: Script, tree: Path) -> list[dict[str, Any]]
                 raise
             continue
         found.append({
-            "file": file, "updates": size.updates, "share": round(size.replayed / size.trained, 4),
+            "file": file, "updates": size.updates, "share": round(size.free / size.trained, 4),
             "ratio": round(size.ratio, 4),
         })  # fmt: skip
     return found

@@ -24,6 +24,8 @@ class Choice:
     buffers: str = "sample"
     offloads: bool = False
     """Graphs without room on the device go to host memory."""
+    inputs: str = field(default="exact", compare=False)
+    """LEANGRPO_INPUTS, where graphs are kept at all."""
 
     @property
     def effort(self) -> tuple[int, ...]:
@@ -38,6 +40,7 @@ class Choice:
         values |= {"LAYOUT": self.layout} if self.layout != "native" else {}
         values |= {"SYNC": self.sync} if self.sync != "upstream" else {}
         values |= {"UPDATES": self.updates} if self.updates != "faithful" else {}
+        values |= {"INPUTS": self.inputs} if self.inputs != "exact" and self.schedule != "recompute" else {}
         return [f"export LEANGRPO_{name}={value}" for name, value in values.items()]
 
 
@@ -54,6 +57,7 @@ class Case:
         reweight, shared, on_policy: why the runtime cannot do this for the script at all; empty if it can.
         late: why gradients are always reduced as upstream does; empty if LEANGRPO_SYNC counts.
         flag: upstream's flag for samples per update.
+        inputs: LEANGRPO_INPUTS, without which nothing could be kept.
     """
 
     size: Rollout
@@ -66,6 +70,7 @@ class Case:
     on_policy: str = ""
     late: str = ""
     flag: str = ""
+    inputs: str = "exact"
     refused: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -122,7 +127,7 @@ class Case:
                 for updates in policies:
                     if updates == "on-policy" and self.size.updates == 1:
                         continue  # as faithful
-                    retain = Choice("retain", layout, sync, updates)
+                    retain = Choice("retain", layout, sync, updates, inputs=self.inputs)
                     yield retain
                     if host:
                         yield replace(retain, offloads=True)
@@ -137,11 +142,11 @@ class Case:
         group = self.part if choice.layout == "shared" else self.generations
         return max(self.size.accumulation // group, 1) if self.prompts else 1
 
-    def replayed(self, choice: Choice) -> int:
+    def replayed(self, choice: Choice) -> float:
         """Samples per rollout that are trained without a second forward when everything fits."""
         if choice.schedule == "recompute":
             return 0
-        return self.size.trained if choice.updates == "on-policy" else self.size.replayed
+        return self.size.trained if choice.updates == "on-policy" else self.size.free
 
     def live(self, choice: Choice) -> int:
         """Samples whose graphs or gradients are held at the same time."""

@@ -8,6 +8,7 @@ Compute only (LeanGRPO, arXiv 2609.03528).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 BACKWARD = {"full": (2.1, 3.0), "lora": (1.24, 2.2)}
@@ -38,6 +39,7 @@ class Rollout:
         reference: forwards of a reference policy, without gradient, per trained step.
         sampling_reference: the same per sampled step.
         grad_forward: g.
+        counted_on: updates are counted through from rollout to rollout, not from each rollout's start.
     """
 
     samples: int
@@ -53,6 +55,7 @@ class Rollout:
     reference: int = 0
     sampling_reference: int = 0
     grad_forward: float = 1.0
+    counted_on: bool = False
 
     @property
     def visits(self) -> int:
@@ -78,6 +81,19 @@ class Rollout:
         return min(self.accumulation, self.trained) if self.replayable and self.updates else 0
 
     @property
+    def free(self) -> float:
+        """The same, on average over the rollouts after which the updates come at the same places again.
+
+        `replayed` is the most of these. With 5 batches and updates of 2, the first update of a rollout comes after 2
+        batches, in the next rollout after 1, since the fifth batch was added up before it.
+        """
+        if not self.replayed or not self.counted_on or not self.leftover:
+            return self.replayed
+        step, batches = self.accumulation // self.batch, self.visits // self.batch
+        firsts = [step - rollout * batches % step for rollout in range(step // math.gcd(step, batches))]
+        return sum(min(first * self.batch, self.trained) for first in firsts) / len(firsts)
+
+    @property
     def graphs(self) -> int:
         """Graphs held at the end of the rollout when everything that can be kept is kept."""
         return self.saved * self.calls // self.batch
@@ -95,7 +111,7 @@ class Rollout:
 
     def forwards(self, patched: bool) -> dict[str, int]:
         """Policy forwards per rollout, with and without gradient. A kept forward runs with gradient in the rollout."""
-        kept = self.saved if patched else 0
+        kept = round(self.free * self.trained_steps) if patched else 0
         return {"no_grad": self.samples * self.steps - kept, "grad": self.visits * self.trained_steps}
 
     def network_calls(self, patched: bool) -> dict[str, int]:
@@ -110,7 +126,7 @@ class Rollout:
     @property
     def ratio(self) -> float:
         """Native over patched."""
-        return self.cost(0) / self.cost(self.replayed)
+        return self.cost(0) / self.cost(self.free)
 
     @property
     def ratio_all(self) -> float:
@@ -119,7 +135,8 @@ class Rollout:
 
     def ratio_with(self, graphs: int) -> float:
         """Native over patched if only this many graphs are held."""
-        return self.cost(0) / (self.cost(0) - min(graphs, self.graphs) * self.batch / self.calls)
+        share = self.free / self.replayed if self.replayed else 0.0
+        return self.cost(0) / (self.cost(0) - share * min(graphs, self.graphs) * self.batch / self.calls)
 
     def with_accumulation(self, samples: int) -> Rollout:
         """The same rollout with another number of samples per update."""

@@ -137,6 +137,8 @@ class ScriptFacts(Strict):
     """Network inputs per sample in one call with guidance."""
     rounded_under: list[str] = Field(default_factory=list)
     """Precisions under which upstream rounds the network's input between rollout and update."""
+    rounded_inputs: bool = False
+    """What is planned takes LEANGRPO_INPUTS=rounded for granted, where a precision of 16 bits is set."""
     wrapper: Literal["fsdp", "ddp", "none"] | None = None
     """Where it is not the upstream's."""
     gathered_bytes: int = 4

@@ -85,7 +85,7 @@ def plan(upstream: str, known: Facts, config: ConfigFacts, asked: Asked) -> Plan
         speeds=asked.machine.speeds,
         leftover="carried",
         overridden={entry: value for entry, value in overrides},
-        notes=_notes(training, started, script, values, ranks, blocked, overrides),
+        notes=_notes(training, started, script, values, ranks, size, blocked, overrides),
         changes=_changes(config, entries, free, blocked, memory),
         settings=_remedies(free, blocked, memory, setting=True),
     )
@@ -151,6 +151,7 @@ def _ranks(asked: Asked, training: launch.Training | None, started, values: Conf
 def _case(known: Facts, script: ScriptFacts, entries: Entries, values: ConfigValues, size: Rollout, ranks: int) -> Case:
     """What the kit's settings can do with it. Its sampler spreads each group over the ranks."""
     offers: Offers = script.offers or known.offers
+    sixteen = entries.precision is None or values.text(entries.precision) in ("bf16", "fp16")
     reweight = "" if offers.reweight else "the runtime does not do this for this script"
     if size.reference or size.sampling_reference:
         reweight = "a KL term to a reference policy is no multiple of the advantage"
@@ -165,6 +166,7 @@ def _case(known: Facts, script: ScriptFacts, entries: Entries, values: ConfigVal
         shared="upstream's sampler spreads each group over the ranks already",
         on_policy="advantages are taken over the whole rollout, so no update can start before its end",
         late=LOW_PRECISION if script.low_precision else "upstream averages gradients once per update already",
+        inputs="rounded" if script.rounded_inputs and sixteen else "exact",
     )
 
 
@@ -174,6 +176,7 @@ def _notes(
     script: ScriptFacts,
     values: ConfigValues,
     ranks: int,
+    size: Rollout,
     blocked: list[Blocked],
     overrides: list[tuple[str, str | None]],
 ) -> list[str]:
@@ -188,6 +191,13 @@ def _notes(
         notes.append(
             f"the preset is written for {values.written_for} ranks and planned for {ranks}: the batches per rank stay "
             f"as they are, so a rollout has {ranks / values.written_for:.3g} times the samples it was meant to have"
+        )
+    if size.free != size.replayed:
+        batches, step = size.visits // size.batch, size.accumulation // size.batch
+        places = [[n for n in range(1, batches + 1) if (first * batches + n) % step == 0] for first in (0, 1)]
+        notes.append(
+            f"a rollout has {batches} batches and an update takes {step}: updates come after batches {places[0]}, then "
+            f"after {places[1]} of the next rollout, and so on; what is free of recomputation is their average"
         )
     if overrides:
         names = ", ".join(name for name, _ in overrides)

@@ -82,6 +82,7 @@ def size(entries: Entries, values: ConfigValues, script: ScriptFacts, ranks: int
         passes=passes,
         reference=int(above(entries.reference, 0.0, values)),
         sampling_reference=int(above(entries.reward_reference, 0.0, values)),
+        counted_on=True,
     )
 
 

@@ -75,8 +75,8 @@ class PlanReport:
             "samples_per_update": size.accumulation,
             "updates_per_rollout": size.updates,
             "leftover_samples": size.leftover,
-            "recompute_free_samples": size.replayed,
-            "recompute_free_share": size.replayed / size.trained,
+            "recompute_free_samples": size.free,
+            "recompute_free_share": size.free / size.trained,
             "forwards": {"native": size.forwards(False), "patched": size.forwards(True)},
             "reference_forwards": size.reference_forwards,
             "samples_per_call": size.batch,
@@ -141,7 +141,7 @@ class PlanReport:
         native, lean = size.forwards(False), size.forwards(True)
         state = "" if self.patched else " (there is no recipe for this script yet)"
         drawn = f"{size.samples} samples" + (f", {size.trained} trained" if size.samples != size.trained else "")
-        free = f"{size.replayed} of {size.trained} trained samples ({size.replayed / size.trained:.0%})"
+        free = f"{size.free:g} of {size.trained} trained samples ({size.free / size.trained:.0%})"
         share = f"{free}: the first update's" if 0 < size.replayed < size.trained else free
         checkpointed = f", {self.checkpointed:.0%} of the blocks checkpointed" if self.checkpointed else ""
         each = f", each of {size.batch} samples" if size.batch > 1 else ""
@@ -156,7 +156,7 @@ class PlanReport:
             ("free of recomputation", share),
             ("policy forwards, native", f"{native['no_grad']} without and {native['grad']} with gradient"),
             ("policy forwards, patched", f"{lean['no_grad']} without and {lean['grad']} with gradient"),
-            ("forwards removed", f"{size.saved} of {sum(native.values())}"),
+            ("forwards removed", f"{sum(native.values()) - sum(lean.values())} of {sum(native.values())}"),
             *self._call_rows(),
             ("graphs held", f"{size.graphs} per rank at the end of the rollout{each}"),
             ("backward cost", f"b = {size.backward:g} ({self.training}{checkpointed})"),
