@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -61,6 +62,18 @@ def test_no_room_at_the_destination(filled, room: str) -> None:
         assert list(small.iterdir()) == []
     assert cache() == before
     whole(filled, "second")
+
+
+@pytest.mark.parametrize("room", ["size=1m", pytest.param("size=12m", marks=pytest.mark.slow)])
+def test_no_room_to_rehearse(tmp_path: Path, room: str) -> None:
+    """In the kit's own copies, and where a training script writes: never a verdict, nor a traceback."""
+    with mounted(tmp_path / "small", room) as small:
+        code = "import sys; from leangrpo_tools import cli; sys.argv = ['verify-patch', 'mini', '--script', 'train']"
+        command = [sys.executable, "-c", f"{code}; cli.verify_patch()"]
+        done = subprocess.run(command, env={**os.environ, "TMPDIR": str(small)}, capture_output=True, text=True)
+        said = [line for line in done.stderr.splitlines() if not line.startswith("rehearsing: ")]
+        assert done.returncode == 3 and said[0] == f"error LG106: no space left below {small}", done
+        assert "TMPDIR" in said[2] and not list(small.glob("leangrpo-*"))
 
 
 @pytest.mark.parametrize("size", [0, 200, 1_000, 2_000])

@@ -93,6 +93,17 @@ def test_what_nohup_ignores_stays_ignored() -> None:
     assert ended(process, signal.SIGTERM) == 143 and not folder.exists()
 
 
+def test_of_what_is_kept_only_the_logs_stay(root: Path) -> None:
+    with Session() as session:
+        for folder in (session.folder(), session.folder()):
+            for name in ("logs/native/rank0.err", "assets/model", "work/native/checkpoint", "patched/file", "out/x"):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_text(name)
+        session.keep = True
+    kept = sorted(str(path.relative_to(session.root)) for path in session.root.rglob("*") if path.is_file())
+    assert kept == ["rehearsal1/logs/native/rank0.err", "rehearsal2/logs/native/rank0.err"]
+
+
 def test_handlers_are_put_back_and_a_folder_of_ones_own_stays(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     request.addfinalizer(functools.partial(signal.signal, signal.SIGTERM, signal.getsignal(signal.SIGTERM)))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -29,9 +30,14 @@ def guard_disk(folder: Path) -> Iterator[None]:
         raise problem(err, folder) from err
 
 
+def is_full(err: OSError) -> bool:
+    """Whether there was no room; where many files were copied, for one of them."""
+    return err.errno in FULL or (err.errno is None and any(os.strerror(number) in str(err) for number in FULL))
+
+
 def problem(err: OSError, folder: Path) -> KitError:
     """The error for what the system says where the kit writes below ``folder``."""
-    if err.errno in FULL:
+    if is_full(err):
         return disk_full(folder)
     where = err.filename or folder
     if err.errno in BAD_NAME:
@@ -100,11 +106,22 @@ def no_room(folder: Path) -> bool:
 
 def disk_full(folder: Path) -> KitError:
     """The error for a full disk."""
+    more, temporary = "", Path(tempfile.gettempdir())
+    with suppress(OSError):
+        if folder != temporary and folder.is_relative_to(temporary) and _device(folder) == _device(temporary):
+            folder, more = temporary, "; or export TMPDIR=FOLDER, one with more room"
     return KitError(
         "LG106", f"no space left below {folder}",
         cause="the disk, its inodes or a quota are used up, or a limit of a file's size (ulimit -f) is reached",
-        fix=f"df -h {folder}; df -i {folder}; ulimit -f",
+        fix=f"df -h {folder}; df -i {folder}; ulimit -f{more}",
     )  # fmt: skip
+
+
+def _device(folder: Path) -> int:
+    """The file system that a folder is on, or will be."""
+    while not folder.exists():
+        folder = folder.parent
+    return folder.stat().st_dev
 
 
 def remove_tree(folder: Path) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from leangrpo_tools.disk import BAD_NAME, FULL, bad_path, disk_full, no_room, problem
+from leangrpo_tools.disk import BAD_NAME, FULL, bad_path, disk_full, is_full, no_room, problem
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.gitcmd import GitFailed, clean_environment
 
@@ -190,7 +190,7 @@ def known(err: BaseException) -> KitError:
             return disk_full(Path.cwd())
         return KitError("LG110", f"{err}", cause="an unexpected answer of git", fix="git --version; git status")
     if isinstance(err, OSError):
-        if err.errno in FULL:
+        if is_full(err):
             temporary = Path(tempfile.gettempdir())
             return disk_full(Path(err.filename).parent if isinstance(err.filename, str) else
                              temporary if no_room(temporary) else Path.cwd())  # fmt: skip

@@ -46,7 +46,7 @@ def plan(upstream: str, known: Facts, launch_file: Path, asked: Asked) -> PlanRe
     root = options.root_of(source, training.program)
     started = accelerate.read(training.before, root, Path.cwd(), launch_file.parent)
     world = asked.ranks or launch.ranks(training, started.processes if started else None)
-    declared = options.read_options(source.read_text(encoding="utf-8", errors="replace")) if source else None
+    declared = options.read_options(launch.text_of(source)) if source else None
     values = launch.FlagValues(training, declared, known.defaults)
     read = _Read(script, known.flags_of(script), values, world, asked.machine)
     size, checkpointed = _size(read)

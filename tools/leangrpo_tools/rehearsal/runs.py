@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from leangrpo_rehearsal.base import Config, Script
+from leangrpo_tools.disk import FULL, disk_full, no_room
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.rehearsal import causes
 from leangrpo_tools.rehearsal.client import ForkServer, RankExit
@@ -59,6 +61,7 @@ class Stage:
         self.assets = self.root / "assets"
         job = {"module": self.module, "workdir": str(self.assets), "config": dataclasses.asdict(self.config)}
         exits = self.server.run("prepare", [job], self.logs("prepare"), self.timeout_s)
+        self._had_room("prepare", exits)
         if exits[0].code != 0:
             raise self._cannot("the tiny checkpoints cannot be made", self.explain("prepare", exits))
 
@@ -99,7 +102,16 @@ class Stage:
             job["turns"] = turns
             job |= {"note": note, "once": once, "double": double}
             job["shapes"] = str(shapes / f"rank{job['rank']}" / "shapes.json") if shapes else ""
-        return self.server.run("run", jobs, self.logs(variant), self.timeout_s)
+        exits = self.server.run("run", jobs, self.logs(variant), self.timeout_s)
+        self._had_room(variant, exits)
+        return exits
+
+    def _had_room(self, variant: str, exits: list[RankExit]) -> None:
+        """Raise LG106 if a run ended badly for want of room: that says nothing about the script, nor the patch."""
+        if all(item.code == 0 for item in exits):
+            return
+        if no_room(self.root) or any(os.strerror(number) in self.explain(variant, exits) for number in FULL):
+            raise disk_full(self.root)
 
     def sound(self, variant: str, exits: list[RankExit]) -> None:
         """LG402 if a run ended because the rehearsal could not write down what it saw."""

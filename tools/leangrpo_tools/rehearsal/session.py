@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -31,7 +32,7 @@ class Session:
     """A fork server, a scratch folder, and native runs by what they depend on. Use as a context manager: then a polite
     signal to end cleans up, too.
 
-    `root` is a folder of the caller's own, which stays. A scratch folder stays if `keep` is set.
+    `root` is a folder of the caller's own, which stays. Of a scratch folder the logs stay if `keep` is set.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -63,8 +64,16 @@ class Session:
             self._server.close()
             self._server = None
         if self._scratch is not None:
+            if self.keep:
+                self._keep_logs()
             self._scratch.close(keep=self.keep)
             self._scratch = None
+
+    def _keep_logs(self) -> None:
+        """Of what is kept for the user to read, only that: checkpoints, gradients and trees are large."""
+        for item in self.root.glob("*/*"):
+            if item.is_dir() and not item.is_symlink() and item.name != "logs":
+                shutil.rmtree(item, ignore_errors=True)
 
     def __enter__(self) -> Session:
         if threading.current_thread() is threading.main_thread():
