@@ -139,3 +139,18 @@ def test_the_file_that_was_tested_is_the_users(tmp_path: Path) -> None:
         assert (copy / script.path).read_text() == (copy / found.file).read_text()
     assert _tested(script, script.configure(), found.file)[0].startswith("mini_grpo/ours.py, 1 rank")
     assert _tested(script, script.configure(), "")[0].startswith("mini_grpo/train.py, 1 rank")
+
+
+def test_a_rank_that_a_signal_has_ended_is_explained_without_the_names_of_c_modules(tmp_path: Path) -> None:
+    log = tmp_path / "logs/patched/rank1.err"
+    log.parent.mkdir(parents=True)
+    log.write_text(
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+        "  what():  op.preamble.length <= op.nbytes. 8 vs 4\nFatal Python error: Aborted\n\n"
+        'Current thread 0x1 (most recent call first):\n  File "reduce.py", line 3 in all_reduce\n\n'
+        "Extension modules: numpy._core, torch._C, yaml._yaml (total: 100)\n"
+    )
+    stage = runs.Stage(None, None, "m", runs.Config(ranks=2), tmp_path)  # type: ignore[arg-type]
+    text = stage.explain("patched", [runs.RankExit(0, 0), runs.RankExit(1, -6)])
+    assert "Extension modules" not in text and "ended by signal 6" in text and "line 3 in all_reduce" in text
+    assert "lean.flush" in text and "Fatal Python error" in text

@@ -192,9 +192,11 @@ class Stage:
         if failure.exists():
             record = json.loads(failure.read_text())
             return f"rank {item.rank}: {record['kind']}: {record['message']}{causes.of(record['message'])}"
-        tail = log.read_text(errors="replace").strip().splitlines()[-3:] if log.exists() else []
+        lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+        # Python lists its C extensions where a signal ends it: a hundred names that say nothing.
+        tail = [line for line in lines if line.strip() and not line.startswith("Extension modules:")][-3:]
         how = f"ended by signal {-item.code}" if item.code is not None and item.code < 0 else f"exit {item.code}"
-        return f"rank {item.rank}: {how}: {' | '.join(tail)}"
+        return f"rank {item.rank}: {how}: {' | '.join(tail)}{_innermost_call(log)}{causes.of(' '.join(lines))}"
 
     def _cannot(self, what: str, why: str) -> KitError:
         return KitError(
