@@ -144,7 +144,7 @@ def test_readme_says_what_the_example_prints(tree) -> None:
     preset = f"{tree}/config/grpo.py:general_ocr_sd3_4gpu"
     report = plan("flowGRPO", ranks=4, gpu_gb=140, preset=preset, overrides=["train.beta=0"])
     memory, best = report.memory, report.table.recommended
-    assert memory and best
+    assert memory and memory.graph and best
     said = (
         f"The second prints {memory.graph / 1e9:.3g} GB for each graph (of a call with {report.rollout.batch} "
         f"samples), of which {best.held.fit} of {best.held.graphs} fit: ratio {best.ratio:.2f}, "

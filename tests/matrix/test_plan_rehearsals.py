@@ -70,10 +70,12 @@ class Size:
     def graph(self) -> float:
         """Bytes of a kept graph by the plan's formula."""
         element = 4 if self.precision == "fp32" else 2
-        return Memory(
+        graph = Memory(
             self.model, 1.0, 1, self.pixels, 1e12, sharded=False, checkpointed=float(self.checkpointing),
             inputs=self.inputs, element=element,
         ).graph  # fmt: skip
+        assert graph is not None
+        return graph
 
 
 def _mini(width: int, layers: int, **more: object) -> Size:

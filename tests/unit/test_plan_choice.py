@@ -290,8 +290,11 @@ def test_text_and_json_of_a_launch_file(tmp_path: Path) -> None:
     assert found["recommended"][3].startswith("export LEANGRPO_BUDGET_GB=")
     assert all(f"  {line}\n" in text for line in found["recommended"])
     # states 23.8, gathered 3 x 4 x 0.34 + 4 x 0.34, other 10
-    assert found["bytes_by_part"]["gathered"] == pytest.approx(16 * 340e6) and found["bytes_by_part"]["other"] == 10e9
-    assert sum(found["bytes_by_part"].values()) == pytest.approx(23.8e9 + 5.44e9 + 10e9)
+    assert (
+        found["bytes_by_part"]["gathered"] == pytest.approx(16 * 339_831_296)
+        and found["bytes_by_part"]["other"] == 10e9
+    )
+    assert sum(found["bytes_by_part"].values()) == pytest.approx(23.803e9 + 5.4373e9 + 10e9, rel=1e-4)
     assert "at 300 TFLOP/s" in text and "200 GB/s" in text and "collapses" in text
     rows = {tuple(row["settings"][:1]): row for row in found["choices"]}
     assert rows["export LEANGRPO_SCHEDULE=recompute",]["held"]["graphs"] == 0

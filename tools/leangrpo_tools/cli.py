@@ -131,6 +131,10 @@ def plan_command(
         list[str] | None,
         typer.Option("--set", metavar="ENTRY=VALUE", help="A value of the preset's entry. Repeatable."),
     ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The network that is trained, in place of the path in the launch file."),
+    ] = None,
     ranks: Annotated[int | None, typer.Option("--ranks", "--gpus", min=1, help="World size, one rank per GPU.")] = None,
     gpu_gb: Annotated[float, typer.Option(min=1, metavar="GB", help="Memory of a GPU, in 1e9 bytes.")] = 80.0,
     other_gb: Annotated[
@@ -158,6 +162,9 @@ def plan_command(
     backward: Annotated[
         float | None, typer.Option(min=0.01, help="Measured: a backward costs so many forwards without gradient.")
     ] = None,
+    graph_gb: Annotated[
+        float | None, typer.Option(min=1e-9, metavar="GB", help="Measured: the graph of one call of the network.")
+    ] = None,
     rest_seconds: Annotated[
         float, typer.Option(min=0, metavar="S", help="Measured: what else a rollout and its updates take.")
     ] = 0.0,
@@ -170,9 +177,10 @@ def plan_command(
         from leangrpo_tools.plan import Machine, Speeds, plan
 
         speeds = Speeds(tflops, link_gb, forward_seconds, rest_seconds, host_link_gb)
-        machine = Machine(gpu_gb, other_gb, host_gb, speeds, grad_forward, backward)
+        machine = Machine(gpu_gb, other_gb, host_gb, speeds, grad_forward, backward, graph_gb)
         report = plan(
-            name, launch, ranks, preset=preset, script=script, overrides=set_ or (), machine=machine,
+            name, launch, ranks, preset=preset, script=script, overrides=set_ or (), network=network,
+            machine=machine,
         )  # fmt: skip
         out.done(report, show.planned)
 

@@ -25,6 +25,7 @@ def plan(
     preset: str | None = None,
     script: str | None = None,
     overrides: Sequence[str] = (),
+    network: str | None = None,
     machine: Machine | None = None,
 ) -> PlanReport:
     """Read upstream's launch file, or a preset of its config, and predict what the patch changes.
@@ -40,6 +41,8 @@ def plan(
         script: the script that it starts, where that has another name than upstream's, or the one that trains the
             preset, where that is not one of upstream's.
         overrides: `ENTRY=VALUE` for entries of the preset.
+        network: the network that is trained, by the kit's name or its repository's, in place of the path that the
+            launch file or preset names.
         machine: memory, speeds and measured costs, in place of `gpu_gb` and `other_gb`.
 
     Raises:
@@ -50,7 +53,7 @@ def plan(
     upstream = lock.load().find(name)
     _check(machine or Machine(gpu_gb, other_gb))
     known = facts.load(upstream)
-    asked = Asked(launch_file, preset, script, list(overrides), ranks, machine or Machine(gpu_gb, other_gb))
+    asked = Asked(launch_file, preset, script, list(overrides), ranks, network, machine or Machine(gpu_gb, other_gb))
     if known.config is not None:
         return frompreset.plan(upstream, known, known.config, asked)
     if preset or overrides:
@@ -77,7 +80,8 @@ LARGEST = 1e12
 def _check(machine: Machine) -> None:
     figures = {**vars(machine), **vars(machine.speeds)}
     for name, value in figures.items():
-        if isinstance(value, (int, float)) and not 0 <= value <= LARGEST:
+        least = 1e-9 if name == "graph_gb" else 0
+        if isinstance(value, (int, float)) and not least <= value <= LARGEST:
             option = f"--{name.replace('_', '-')}"
             cause = "negative, no number, or beyond what a machine can have"
             raise KitError("LG504", f"{option} is {value:g}", cause=cause, fix=f"give a number from 0 to {LARGEST:g}")

@@ -22,6 +22,7 @@ class Started:
     Attributes:
         deepspeed: it starts DeepSpeed, or a file is named as if it did.
         processes: the number of ranks that its file gives.
+        machines: the number of nodes that it gives.
         kind: `distributed_type`, such as FSDP, MULTI_GPU, DEEPSPEED; None: not known.
         fsdp: entries of `fsdp_config`, those of the command line before those of the file.
         file: the configuration that was read.
@@ -34,6 +35,9 @@ class Started:
     fsdp: dict[str, Any] = field(default_factory=dict)
     file: Path | None = None
     note: str = ""
+    machines: int | None = None
+    given: str = ""
+    """The file as the launch file names it."""
 
 
 def read(words: list[str], *roots: Path) -> Started | None:
@@ -51,8 +55,6 @@ def read(words: list[str], *roots: Path) -> Started | None:
     fsdp = {name: value for name, value in options.items() if name.startswith("fsdp_")}
     given = options.get("config_file")
     content, path, note = _content(given, roots)
-    processes = content.get("num_processes")
-    known = isinstance(processes, int) and not isinstance(processes, bool) and processes > 0
     told = content.get("distributed_type")
     kind = kind or (str(told).upper() if told else None)
     by_name = kind is None and given is not None and "deepspeed" in Path(given).name.lower()
@@ -60,7 +62,21 @@ def read(words: list[str], *roots: Path) -> Started | None:
         note = ""
     stored = content.get("fsdp_config")
     fsdp = (stored if isinstance(stored, dict) else {}) | fsdp
-    return Started(kind == "DEEPSPEED" or by_name, processes if known else None, kind, fsdp, path, note)
+    return Started(
+        kind == "DEEPSPEED" or by_name,
+        _count(content, "num_processes"),
+        kind,
+        fsdp,
+        path,
+        note,
+        _count(content, "num_machines"),
+        given or "",
+    )
+
+
+def _count(content: dict[str, Any], name: str) -> int | None:
+    value = content.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def _options(words: list[str]) -> dict[str, str]:

@@ -20,6 +20,7 @@ class Machine:
         speeds: of forwards and links.
         grad_forward: cost of a forward with gradient in forwards without, where it was measured.
         backward: cost of a backward in forwards without gradient, where it was measured.
+        graph_gb: gigabytes of the graph of one network call, where it was measured.
     """
 
     gpu_gb: float = 80.0
@@ -28,6 +29,12 @@ class Machine:
     speeds: Speeds = field(default_factory=Speeds)
     grad_forward: float | None = None
     backward: float | None = None
+    graph_gb: float | None = None
+
+    @property
+    def graph_bytes(self) -> float | None:
+        """The same in bytes."""
+        return None if self.graph_gb is None else 1e9 * self.graph_gb
 
     def measured(self, size: Rollout) -> Rollout:
         """The same rollout with costs that were measured."""
@@ -44,4 +51,5 @@ class Asked:
     script: str | None = None
     overrides: list[str] = field(default_factory=list)
     ranks: int | None = None
+    network: str | None = None
     machine: Machine = field(default_factory=Machine)

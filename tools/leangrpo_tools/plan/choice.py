@@ -10,6 +10,7 @@ from typing import Literal
 from leangrpo_tools.plan.cost import Rollout
 
 Wrapper = Literal["fsdp", "ddp", "none"]
+WHOLE_ROUNDED = "FSDP would round a whole gradient to 16 bits, so graphs are kept instead"
 LOW_PRECISION = "weights or their reduction are 16-bit: gradients are reduced as upstream does"
 
 
@@ -58,6 +59,7 @@ class Case:
         late: why gradients are always reduced as upstream does; empty if LEANGRPO_SYNC counts.
         flag: upstream's flag for samples per update.
         inputs: LEANGRPO_INPUTS, without which nothing could be kept.
+        stays: FSDP leaves gathered weights in place from a forward to its backward.
     """
 
     size: Rollout
@@ -71,6 +73,7 @@ class Case:
     late: str = ""
     flag: str = ""
     inputs: str = "exact"
+    stays: bool = False
     refused: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from leangrpo_tools import data, yamlfile
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.plan.networks import Made, Model, Strict
+from leangrpo_tools.plan.networks import Graph, Made, Strict
 
 
 class Flags(Strict):
@@ -34,6 +34,14 @@ class Flags(Strict):
     """How many steps are trained in place of a fraction, where `windowed` is so."""
     windowed: str | None = None
     """FLAG=VALUE."""
+    models: list[str] = Field(default_factory=list)
+    """Where the network is loaded from; the first that is given counts."""
+    strategy: str | None = None
+    """FSDP's sharding strategy."""
+    offload: str | None = None
+    """A switch: FSDP keeps weights in host memory."""
+    master: str | None = None
+    """Other than `fp32`, FSDP gathers weights and reduces gradients in bf16."""
 
 
 class Entries(Strict):
@@ -65,6 +73,8 @@ class Entries(Strict):
     lora: str | None = None
     """A switch: a LoRA is trained, not the whole network."""
     precision: str | None = None
+    model: str | None = None
+    """Where the network is loaded from."""
     height: str | None = None
     width: str | None = None
     frames: str | None = None
@@ -85,6 +95,8 @@ class ConfigFacts(Strict):
     """The flag that names file and preset (`FILE:NAME`), and before a dot one entry."""
     function: str
     """What the training script calls with the preset's name."""
+    ddp: str = ""
+    """The path in upstream's tree of accelerate's configuration for DDP."""
     ranks: str | None = None
     """The local name in which presets keep the number of ranks that they are written for."""
     entries: Entries
@@ -109,18 +121,30 @@ class ScriptFacts(Strict):
     leftover: Literal["discarded", "carried", "refused"] = "discarded"
     """What becomes of samples after the last full accumulation: their gradient is dropped, or joins the next rollout's
     first update, or upstream refuses to start."""
-    flags: dict[str, str | None] = Field(default_factory=dict)
+    flags: dict[str, str | list[str] | None] = Field(default_factory=dict)
     """Where this script's names differ from the upstream's."""
     always_checkpointed: bool = False
     """Activation checkpointing whatever the flags say."""
     notes: list[str] = Field(default_factory=list)
     no_replay: str | None = None
     """Why nothing of this script can be replayed although its numbers can be planned."""
-    model: Model | None = None
+    network: str | None = None
+    """The kit's name of the network that upstream trains with it; others of its class are known, too."""
+    folders: dict[str, str] = Field(default_factory=dict)
+    """Where upstream tells to keep networks, and the kit's names for them."""
     made: Made | None = None
-    """In place of `model`."""
-    trained_parameters: float | None = None
-    """Where not all of the model's are trained."""
+    """In place of `network`."""
+    graphs: dict[str, Graph] = Field(default_factory=dict)
+    """By network: what is trained of it, and what autograd saves."""
+    text_tokens: int = 0
+    images: int = 1
+    """Of a sample among a call's tokens: 2 where the network also reads one to edit."""
+    stored_bytes: int = 4
+    """Of a weight, its gradient and its moments."""
+    stored_as_gathered: bool = False
+    """Weights are loaded in the precision that FSDP gathers them in."""
+    uncounted: str = ""
+    """Why no formula gives a graph's bytes."""
     unreadable: str | None = None
     """Why this script's launch file does not hold the numbers at all."""
     entries: dict[str, str | None] = Field(default_factory=dict)

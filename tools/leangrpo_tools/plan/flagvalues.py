@@ -77,23 +77,28 @@ class FlagValues:
     def _given(self, flag: str) -> str | None:
         return self._in(self._words, flag)
 
-    def _default(self, flag: str) -> object:
+    def _default(self, flag: str, told: bool = True) -> object:
         option = (self._options or {}).get(flag)
         value = option.default if option else self._table.get(flag)
-        self.defaulted[flag] = value
+        if told:
+            self.defaulted[flag] = value
         return value
 
-    def switch(self, flag: str | None) -> bool:
-        """Whether a flag without a value is set."""
+    def switch(self, flag: str | None, told: bool = True) -> bool:
+        """Whether a flag without a value is set. `told`: a default is listed among the others."""
         if flag is None:
             return False
-        return True if self._given(flag) is not None else bool(self._default(flag))
+        return True if self._given(flag) is not None else bool(self._default(flag, told))
 
-    def text(self, flag: str) -> str | None:
+    def text(self, flag: str, told: bool = True) -> str | None:
         """The value as text; None where there is none. It has a dollar sign where it is not known."""
         given = self._given(flag)
-        value = self._default(flag) if given is None else given
-        return None if value is None else str(value)
+        value = self._default(flag, told) if given is None else given
+        return None if value is None or value == "" else str(value)
+
+    def why_not(self, text: str) -> str:
+        """Why a text with a dollar sign is not known."""
+        return not_read(text, self._reasons)
 
     def holds(self, condition: str) -> bool:
         """Whether the flag in `FLAG=VALUE` has that value."""

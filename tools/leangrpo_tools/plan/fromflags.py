@@ -8,15 +8,18 @@ from pathlib import Path
 
 from leangrpo_tools import recipe
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.plan import accelerate, families, launch, options
+from leangrpo_tools.plan import accelerate, families, launch, named, options, sharding, sizing
 from leangrpo_tools.plan.asked import Asked, Machine
-from leangrpo_tools.plan.choice import LOW_PRECISION, Case
+from leangrpo_tools.plan.choice import LOW_PRECISION, WHOLE_ROUNDED, Case
 from leangrpo_tools.plan.cost import Rollout, backward_cost
 from leangrpo_tools.plan.facts import Facts, Flags, Offers, ScriptFacts
 from leangrpo_tools.plan.memory import Memory
+from leangrpo_tools.plan.named import Named
 from leangrpo_tools.plan.networks import Model
 from leangrpo_tools.plan.predict import predict
 from leangrpo_tools.plan.report import Change, PlanReport
+from leangrpo_tools.plan.sharding import Sharding
+from leangrpo_tools.plan.sizing import Call, Sized
 from leangrpo_tools.plan.traffic import Wire
 
 
@@ -29,6 +32,8 @@ class _Read:
     values: launch.FlagValues
     ranks: int
     machine: Machine
+    layout: Sharding | None
+    """None where every rank holds the whole network."""
 
 
 def plan(upstream: str, known: Facts, launch_file: Path, asked: Asked) -> PlanReport:
@@ -48,11 +53,16 @@ def plan(upstream: str, known: Facts, launch_file: Path, asked: Asked) -> PlanRe
     world = asked.ranks or launch.ranks(training, started.processes if started else None)
     declared = options.read_options(launch.text_of(source)) if source else None
     values = launch.FlagValues(training, declared, known.defaults)
-    read = _Read(script, known.flags_of(script), values, world, asked.machine)
+    flags = known.flags_of(script)
+    layout = _layout(known, script, flags, values, world, training)
+    read = _Read(script, flags, values, world, asked.machine, layout)
     size, checkpointed = _size(read)
     size = asked.machine.measured(size)
-    memory = _memory(read, checkpointed)
+    network = _network(read, asked.network)
+    known_bytes = _bytes(read, network, checkpointed)
     case = _case(known, read, size)
+    low = bool(layout and layout.low)
+    wire = Wire(2, 2) if low else Wire(script.gathered_bytes, script.reduced_bytes)
     return PlanReport(
         upstream=upstream,
         script=training.script,
@@ -63,13 +73,14 @@ def plan(upstream: str, known: Facts, launch_file: Path, asked: Asked) -> PlanRe
         rollout=size,
         training=script.training,
         checkpointed=checkpointed,
-        memory=memory,
-        table=predict(case, memory, asked.machine.speeds, Wire(script.gathered_bytes, script.reduced_bytes)),
+        network=network,
+        sized=known_bytes,
+        table=predict(case, known_bytes.memory, asked.machine.speeds, wire),
         speeds=asked.machine.speeds,
         leftover=script.leftover,
         defaults=values.defaulted,
         defaults_from=str(source) if declared is not None else "the kit's table for the pinned commit",
-        notes=_notes(script, training, values, started),
+        notes=_notes(read, training, started),
         changes=_changes(read, size, checkpointed),
     )
 
@@ -103,7 +114,34 @@ def _size(read: _Read) -> tuple[Rollout, float]:
         what = f"--{flags.accumulation} {accumulation} does not divide the {trained} samples of a rollout"
         raise KitError("LG505", what, cause="upstream refuses to start so", fix=f"use a divisor of {trained}")
     cost = backward_cost(script.training, share)
-    return Rollout(samples, trained, steps, trained_steps, accumulation, cost, script.no_replay is None), share
+    return Rollout(samples, trained, steps, trained_steps, accumulation, cost, not _refusals(read)), share
+
+
+def _refusals(read: _Read) -> list[str]:
+    """Why nothing can be replayed."""
+    found = [read.script.no_replay] if read.script.no_replay else []
+    return found + ([sharding.OFFLOADED] if read.layout and read.layout.offloaded else [])
+
+
+def _layout(
+    known: Facts, script: ScriptFacts, flags: Flags, values: launch.FlagValues, ranks: int, training: launch.Training
+) -> Sharding | None:
+    """How weights are spread. Raises LG504 for a strategy that upstream does not know."""
+    if (script.wrapper or known.wrapper) != "fsdp" or (ranks == 1 and script.made):
+        return None
+    master = (values.text(flags.master, told=False) if flags.master else None) or "fp32"
+    low = script.low_precision or master != "fp32"
+    offloaded = values.switch(flags.offload, told=False)
+    given = (values.text(flags.strategy, told=False) if flags.strategy else None) or "full"
+    for flag, value in ((flags.strategy, given), (flags.master, master)):
+        if "$" in value:
+            why, fix = (
+                f"--{flag} is {value}: {values.why_not(value)}",
+                f"write the value of --{flag} into a copy of the file",
+            )
+            return Sharding(low=low, offloaded=offloaded, why=why, help=fix)
+    strategy = sharding.named(flags.strategy, given) if flags.strategy else "FULL_SHARD"
+    return sharding.of(strategy, ranks, sharding.node_of(training.before), low=low, offloaded=offloaded)
 
 
 def _grouped(read: _Read) -> bool:
@@ -117,58 +155,84 @@ def _case(known: Facts, read: _Read, size: Rollout) -> Case:
     whole = "" if grouped else f"it needs --{flags.grouped}: without it advantages are taken over all ranks"
     no = "the runtime does not do this for this script"
     alone = "this script never shares gradients between ranks"
+    layout = read.layout
+    late = LOW_PRECISION if layout and layout.low else sharding.OFFLOADED if layout and layout.offloaded else ""
+    rounded = WHOLE_ROUNDED if layout and layout.low and read.ranks > 1 else ""
     return Case(
         size,
         read.ranks,
         script.wrapper or known.wrapper,
         prompts=read.values.whole(flags.prompts),
         generations=read.values.whole(flags.generations) if grouped else 1,
-        reweight="" if offers.reweight else no,
+        reweight=rounded if offers.reweight else no,
         shared=(alone if script.wrapper == "none" else no) if not offers.shared else whole,
         on_policy=no if not offers.on_policy else whole,
-        late=LOW_PRECISION if script.low_precision else "",
+        late=late,
         flag=f"--{flags.accumulation}",
+        stays=bool(layout and layout.stays),
     )
 
 
-def _memory(read: _Read, checkpointed: float) -> Memory | None:
-    """Bytes by formula, where the sizes of the model, and of what autograd saves of it, are known."""
-    model, flags, values, machine = _model(read), read.flags, read.values, read.machine
-    if model is None or (checkpointed < 1 and not model.image_token_bytes):
-        return None
+def _network(read: _Read, wanted: str | None) -> Named:
+    """Which network is trained: as the command line says, else the launch file, else upstream's own."""
+    script, flags = read.script, read.flags
+    if wanted is not None:
+        return named.asked(wanted, named.kind_of(script.network))
+    if script.made:
+        return Named("its own", "", f"--{script.made.width} and --{script.made.layers}")
+    if script.network is None:
+        return Named(why="the kit does not know the networks that this script trains")
+    for flag in flags.models:
+        path = read.values.text(flag, told=False)
+        if path is not None:
+            kind, why = named.kind_of(script.network) or "", read.values.why_not(path)
+            return named.by_path(path, f"--{flag}", kind, script.folders, why)
+    return named.upstreams(script.network, f"the launch file has no --{flags.models[-1]}" if flags.models else "")
+
+
+def _bytes(read: _Read, network: Named, checkpointed: float) -> Sized:
+    """Bytes by formula, as far as the network, and what autograd saves of it, are known."""
+    script, flags, values, machine = read.script, read.flags, read.values, read.machine
+    if script.made:
+        return Sized(_made(read, checkpointed))
+    frames, guided, pixels = 1, False, None
     try:
-        if read.script.made:
-            pixels, frames, guided = float(read.script.made.image_tokens), 1, False
-        elif flags.height and flags.width:
+        if flags.height and flags.width:
             pixels = float(values.whole(flags.height) * values.whole(flags.width))
-            video = flags.frames is not None and model.frames_per_latent > 1
-            frames = 1 + (values.whole(flags.frames or "") - 1) // model.frames_per_latent if video else 1
-            guided = flags.guidance is not None and values.number(flags.guidance) > 1
-        else:
-            return None
+        per_latent = network.network.frames_per_latent if network.network else 1
+        if flags.frames is not None and per_latent > 1:
+            frames = 1 + (values.whole(flags.frames) - 1) // per_latent
+        guided = flags.guidance is not None and values.number(flags.guidance) > 1
     except KitError:  # computed by the launch file, say: the rest of the plan stands without it
-        return None
-    element = 2 if not read.script.made or values.switch(read.script.made.sixteen_bit) else 4
+        pixels = None
+    inputs = script.guided_inputs if guided else 1
+    call = Call(pixels, frames, inputs, checkpointed, script.training == "lora")
+    return sizing.size(script, network, read.layout, call, machine)
+
+
+def _made(read: _Read, checkpointed: float) -> Memory:
+    """Of a network whose width and depth the launch file chooses."""
+    made, machine = read.script.made, read.machine
+    assert made is not None
+    model, sixteen_bit = _model(read), read.values.switch(made.sixteen_bit)
     return Memory(
         model,
-        read.script.trained_parameters or model.parameters,
+        model.parameters,
         read.ranks,
-        pixels,
+        float(made.image_tokens),
         gpu_bytes=1e9 * machine.gpu_gb,
         other_bytes=1e9 * machine.other_gb,
-        sharded=read.script.wrapper != "none" and (read.ranks > 1 or read.script.made is None),
+        sharded=read.layout is not None,
         checkpointed=checkpointed,
-        inputs=read.script.guided_inputs if guided else 1,
-        frames=frames,
         host_bytes=1e9 * machine.host_gb,
-        element=element,
+        element=2 if sixteen_bit else 4,
+        measured=machine.graph_bytes,
     )
 
 
-def _model(read: _Read) -> Model | None:
+def _model(read: _Read) -> Model:
     made = read.script.made
-    if made is None:
-        return read.script.model
+    assert made is not None
     width, layers = read.values.whole(made.width), read.values.whole(made.layers)
     return families.flux(
         width, layers, 2 * layers, head=made.head, channels=made.channels, text=width, text_tokens=made.text_tokens,
@@ -176,15 +240,12 @@ def _model(read: _Read) -> Model | None:
     )  # fmt: skip
 
 
-def _notes(
-    script: ScriptFacts, training: launch.Training, values: launch.FlagValues, started: accelerate.Started | None
-) -> list[str]:
-    notes = [*training.notes, *([started.note] if started and started.note else []), *script.notes]
-    if script.no_replay:
-        notes.append(f"nothing can be replayed: {script.no_replay}")
-    if values.unresolved:
-        notes.append(f"flags hidden in {', '.join(values.unresolved)} are not known and not counted")
-        notes += launch.hidden(values.unresolved)
+def _notes(read: _Read, training: launch.Training, started: accelerate.Started | None) -> list[str]:
+    notes = [*training.notes, *([started.note] if started and started.note else []), *read.script.notes]
+    notes += [f"nothing can be replayed: {why}" for why in _refusals(read)]
+    if read.values.unresolved:
+        notes.append(f"flags hidden in {', '.join(read.values.unresolved)} are not known and not counted")
+        notes += launch.hidden(read.values.unresolved)
     return notes
 
 

@@ -7,23 +7,20 @@ from pathlib import Path
 
 from leangrpo_tools import recipe
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.plan import accelerate, launch, options, preset, presetsize
+from leangrpo_tools.plan import accelerate, instead, launch, named, options, preset, presetsize, sizing, wrapped
 from leangrpo_tools.plan.asked import Asked
-from leangrpo_tools.plan.choice import LOW_PRECISION, Case
+from leangrpo_tools.plan.choice import LOW_PRECISION, WHOLE_ROUNDED, Case
 from leangrpo_tools.plan.cost import Rollout
 from leangrpo_tools.plan.facts import ConfigFacts, Entries, Facts, Offers, ScriptFacts
-from leangrpo_tools.plan.memory import Memory
+from leangrpo_tools.plan.instead import Instead
+from leangrpo_tools.plan.named import Named
 from leangrpo_tools.plan.predict import predict
 from leangrpo_tools.plan.preset import ConfigValues
 from leangrpo_tools.plan.presetsize import Blocked
 from leangrpo_tools.plan.report import Change, PlanReport
+from leangrpo_tools.plan.sizing import Sized
 from leangrpo_tools.plan.traffic import Wire
-
-_DEEPSPEED = Blocked(
-    "the launch file starts DeepSpeed, whose engine the runtime leaves alone",
-    "--config_file with distributed_type: MULTI_GPU",
-    "DDP in place of DeepSpeed: every GPU then holds all weights in fp32",
-)
+from leangrpo_tools.plan.wrapped import Wrapped
 
 
 def plan(upstream: str, known: Facts, config: ConfigFacts, asked: Asked) -> PlanReport:
@@ -61,14 +58,25 @@ def plan(upstream: str, known: Facts, config: ConfigFacts, asked: Asked) -> Plan
     started = accelerate.read(training.before, chosen.root, Path.cwd(), near) if training else None
     ranks = _ranks(asked, training, started, values)
     entries = known.entries_of(script)
+    precision = values.text(entries.precision) if entries.precision else "no"
+    around = wrapped.by(known, script, started, training, ranks, precision, values.whole(entries.rows))
+    network = _network(script, entries, values, asked.network)
+    free = asked.machine.measured(presetsize.size(entries, values, script, ranks, around.checkpointed))
     blocked = presetsize.blocked(entries, values, script)
-    if started is not None and started.deepspeed:
-        blocked.append(_DEEPSPEED)
-    free = asked.machine.measured(presetsize.size(entries, values, script, ranks))
+    under_ddp = None
+    if around.blocked is not None:
+        ddp = wrapped.DDP if not script.always_checkpointed else replace(wrapped.DDP, checkpointed=1.0)
+        plain = asked.machine.measured(presetsize.size(entries, values, script, ranks, ddp.checkpointed))
+        under_ddp = _instead(
+            known, config, script, entries, values, asked, network, plain, ddp, started, chosen.root, ranks
+        )
+        blocked.append(around.blocked)
     size = replace(free, replayable=not blocked)
-    memory = presetsize.memory(script, entries, values, free, asked.machine)
-    case = _case(known, script, entries, values, size, ranks)
-    wire = Wire(script.gathered_bytes, script.reduced_bytes)
+    sized = _bytes(script, entries, values, network, size, around, asked)
+    case = _case(known, script, entries, values, size, ranks, around)
+    low = bool(around.layout and around.layout.low)
+    wire = Wire(2, 2) if low else Wire(script.gathered_bytes, script.reduced_bytes)
+    elsewhere = under_ddp.sized if under_ddp else sized
     return PlanReport(
         upstream=upstream,
         script=name,
@@ -79,16 +87,63 @@ def plan(upstream: str, known: Facts, config: ConfigFacts, asked: Asked) -> Plan
         ranks=ranks,
         rollout=size,
         training="lora" if presetsize.lora(entries, values) else "full",
-        checkpointed=float(script.always_checkpointed),
-        memory=None if blocked else memory,
-        table=predict(case, memory, asked.machine.speeds, wire),
+        checkpointed=around.checkpointed,
+        network=network,
+        sized=sized,
+        instead=under_ddp if all(reason.help for reason in blocked) else None,
+        table=predict(case, sized.memory, asked.machine.speeds, wire),
         speeds=asked.machine.speeds,
         leftover="carried",
         overridden={entry: value for entry, value in overrides},
         notes=_notes(training, started, script, values, ranks, size, blocked, overrides),
-        changes=_changes(config, entries, free, blocked, memory),
-        settings=_remedies(free, blocked, memory, setting=True),
+        changes=_changes(config, entries, free, blocked, elsewhere),
+        settings=_remedies(free, blocked, elsewhere, setting=True),
     )
+
+
+def _network(script: ScriptFacts, entries: Entries, values: ConfigValues, wanted: str | None) -> Named:
+    """Which network is trained: as the command line says, else the config, else upstream's own."""
+    kind = named.kind_of(script.network)
+    if wanted is not None:
+        return named.asked(wanted, kind)
+    if script.network is None or kind is None:
+        return Named(why="the kit does not know the networks that this script trains")
+    if entries.model is None or not values.has(entries.model):
+        return named.upstreams(script.network, f"the preset has no {entries.model}")
+    try:
+        path = values.text(entries.model)
+    except KitError as err:
+        choice = " | ".join(named.trainable(kind))
+        return Named(source=entries.model, why=err.what, help=f"say which it is: {named.OPTION} {choice}")
+    return named.by_path(path, entries.model, kind, script.folders)
+
+
+def _bytes(
+    script: ScriptFacts, entries: Entries, values: ConfigValues, network: Named, size: Rollout, around: Wrapped,
+    asked: Asked,
+) -> Sized:  # fmt: skip
+    if around.uncounted:
+        return Sized(None, around.uncounted, "the configuration below is counted" if around.blocked else "")
+    per_latent = network.network.frames_per_latent if network.network else 1
+    call = presetsize.call(entries, values, script, size, per_latent, around.checkpointed)
+    return sizing.size(script, network, around.layout, call, asked.machine)
+
+
+def _instead(
+    known: Facts, config: ConfigFacts, script: ScriptFacts, entries: Entries, values: ConfigValues, asked: Asked,
+    network: Named, free: Rollout, ddp: Wrapped, started: accelerate.Started | None, root: Path,
+    ranks: int,
+) -> Instead:  # fmt: skip
+    """What DDP would give, with the settings of the kit that it needs."""
+    needed = tuple(f"export {reason.help}" for reason in presetsize.blocked(entries, values, script) if reason.setting)
+    precision = values.text(entries.precision) if entries.precision else "no"
+    sized = _bytes(script, entries, values, network, free, ddp, asked)
+    case = _case(known, script, entries, values, free, ranks, ddp)
+    machines = (started.machines if started else None) or 1
+    file, text = instead.configuration(root, config.ddp, precision, ranks, machines)
+    table = predict(case, sized.memory, asked.machine.speeds, Wire())
+    given = started.given if started else ""
+    return Instead(file, text, given, free, sized, table, needed)
 
 
 def _script_for(wanted: str, known: Facts, config: ConfigFacts, upstream: str) -> str:
@@ -148,7 +203,15 @@ def _ranks(asked: Asked, training: launch.Training | None, started, values: Conf
     raise KitError("LG503", "a preset does not say how many ranks there are", fix="say it: --ranks N")
 
 
-def _case(known: Facts, script: ScriptFacts, entries: Entries, values: ConfigValues, size: Rollout, ranks: int) -> Case:
+def _case(
+    known: Facts,
+    script: ScriptFacts,
+    entries: Entries,
+    values: ConfigValues,
+    size: Rollout,
+    ranks: int,
+    around: Wrapped,
+) -> Case:
     """What the kit's settings can do with it. Its sampler spreads each group over the ranks."""
     offers: Offers = script.offers or known.offers
     sixteen = entries.precision is None or values.text(entries.precision) in ("bf16", "fp16")
@@ -157,16 +220,20 @@ def _case(known: Facts, script: ScriptFacts, entries: Entries, values: ConfigVal
         reweight = "a KL term to a reference policy is no multiple of the advantage"
     elif size.batch > 1:
         reweight = f"a call takes {size.batch} samples, and their gradients come out added up"
+    low = bool(around.layout and around.layout.low)
+    if not reweight and low and ranks > 1:
+        reweight = WHOLE_ROUNDED
     return Case(
         size,
         ranks,
-        script.wrapper or known.wrapper,
+        around.wrapper,
         generations=values.whole(entries.group),
         reweight=reweight,
         shared="upstream's sampler spreads each group over the ranks already",
         on_policy="advantages are taken over the whole rollout, so no update can start before its end",
-        late=LOW_PRECISION if script.low_precision else "upstream averages gradients once per update already",
+        late=LOW_PRECISION if low else "upstream averages gradients once per update already",
         inputs="rounded" if script.rounded_inputs and sixteen else "exact",
+        stays=bool(around.layout and around.layout.stays),
     )
 
 
@@ -205,14 +272,15 @@ def _notes(
     return notes
 
 
-def _remedies(free: Rollout, blocked: list[Blocked], memory: Memory | None, setting: bool) -> list[Change]:
+def _remedies(free: Rollout, blocked: list[Blocked], sized: Sized, setting: bool) -> list[Change]:
     """What makes a blocked plan replayable, with the ratio once all of it is done."""
     if not all(reason.help for reason in blocked):
         return []
-    room = ""
-    if memory is not None:
-        fits = min(memory.fitting(joint=False), free.graphs)
-        gpu = f"{memory.gpu_bytes / 1e9:g} GB"
+    fits = sized.memory.fitting(joint=False) if sized.memory else None
+    room = f". What fits is not known: {sized.why}"
+    if sized.memory is not None and fits is not None:
+        fits = min(fits, free.graphs)
+        gpu = f"{sized.memory.gpu_bytes / 1e9:g} GB"
         room = f". By formula {fits} of {free.graphs} graphs fit into {gpu}: ratio {free.ratio_with(fits):.2f} then"
     found = []
     for reason in blocked:
@@ -224,10 +292,10 @@ def _remedies(free: Rollout, blocked: list[Blocked], memory: Memory | None, sett
 
 
 def _changes(
-    config: ConfigFacts, entries: Entries, free: Rollout, blocked: list[Blocked], memory: Memory | None
+    config: ConfigFacts, entries: Entries, free: Rollout, blocked: list[Blocked], sized: Sized
 ) -> list[Change]:
     """Upstream's flags that would change the ratio."""
-    changes = _remedies(free, blocked, memory, setting=False)
+    changes = _remedies(free, blocked, sized, setting=False)
     if not blocked and free.accumulation != free.visits:
         one = free.with_accumulation(free.visits)
         meaning = (

@@ -1,15 +1,18 @@
 """What a rank must hold, by formula, and what is left for kept graphs and gradients.
 
-Under FSDP1 or FSDP2, bytes per rank for P parameters, P' of them trained, on R ranks, in fp32 with bf16 autocast:
-weights 4P/R, gradients 4P'/R, AdamW 8P'/R; three gathered units 3 x 4U (the one at work and what FSDP gathers
-ahead) and one full gradient 4U, U being the largest unit. A joint backward gathers every unit and holds full
-gradients: 4(P + P')(R - 1)/R beside the shards. Native calls that reduce late hold full gradients and gather as
-upstream does.
+Under FSDP1 or FSDP2, bytes per rank for P parameters, P' of them trained, sharded over R ranks, in fp32 with bf16
+autocast: weights 4P/R, gradients 4P'/R, AdamW 8P'/R; three gathered units 3 x 4U (the one at work and what FSDP gathers
+ahead) and one full gradient 4U, U being the largest unit; in low precision 2 in place of 4 for what is gathered. A
+joint backward gathers every unit and holds full gradients: 4(P + P')(R - 1)/R beside the shards. Native calls that
+reduce late hold full gradients and gather as upstream does.
 A graph with checkpointed blocks holds the input of each block, what is saved outside the blocks, and, under 16-bit
 autocast, copies of the root's weights.
 
 Under DDP every rank holds 4P + 12P' and nothing is gathered. A graph without checkpointing holds what autograd saved:
 so much per token of each input, and the copies of frozen weights that autocast makes for each call.
+
+A native call has a graph, too: it is held from the forward to its backward, beside all of this. Where a graph's bytes
+are not known, nothing is known of what fits.
 """
 
 from __future__ import annotations
@@ -39,6 +42,12 @@ class Memory:
         other_bytes: what else stays on it: VAE, text encoders, reward model, workspaces.
         host_bytes: host memory per rank for graphs; torch rounds pinned blocks up to powers of two, so half counts.
         element: bytes of a saved activation and of a copied weight.
+        gathered: bytes of a gathered weight and of its gradient before it is reduced.
+        stays: gathered weights stay from a forward to its backward.
+        whole: the network is one unit.
+        offloaded: weights, gradients and moments are in host memory.
+        measured: of a graph, where it was measured; then no formula counts.
+        uncounted: why no formula gives a graph's bytes, although the network is known.
     """
 
     model: Model
@@ -53,12 +62,18 @@ class Memory:
     frames: int = 1
     host_bytes: float = 0.0
     element: int = 2
+    gathered: int = 4
+    stays: bool = False
+    whole: bool = False
+    offloaded: bool = False
+    measured: float | None = None
+    uncounted: str = ""
 
     @property
     def parts(self) -> dict[str, float]:
-        """What stays on the GPU in every phase, kept graphs and gradients not counted."""
+        """What stays on the GPU in every phase, graphs and whole gradients not counted."""
         shards = self.ranks if self.sharded else 1
-        stored = self.model.stored_bytes
+        stored = 0 if self.offloaded else self.model.stored_bytes
         return {
             "parameters": stored * self.model.parameters / shards,
             "gradients": stored * self.trained / shards,
@@ -75,8 +90,14 @@ class Memory:
     @property
     def units(self) -> float:
         """Gathered units and one unit's full gradient, as upstream has them and as `armed` does."""
-        unit = self.model.largest_unit if self.sharded else 0.0
-        return 3 * 4 * unit + 4 * min(unit, self.trained)
+        if not self.sharded:
+            return 0.0
+        model = self.model
+        unit = model.parameters if self.whole else model.largest_unit
+        weights = model.parameters if self.stays else min(3 * unit, model.parameters)
+        if self.ranks == 1 and self.gathered == model.stored_bytes and not self.offloaded:
+            weights = 0.0  # not sharded: the stored ones are used
+        return self.gathered * (weights + min(unit, self.trained))
 
     @property
     def full(self) -> float:
@@ -104,14 +125,31 @@ class Memory:
         return self.pixels / self.model.patch**2 * self.frames, float(self.model.text_tokens)
 
     @property
-    def graph(self) -> float:
-        """One kept graph: that of one network call."""
-        return self.checkpointed * self._checkpointed + (1 - self.checkpointed) * self._plain
+    def graph_unknown(self) -> str:
+        """Why a graph's bytes are not known; empty where they are."""
+        if self.measured is not None:
+            return ""
+        if self.checkpointed < 1 and not self.uncounted:
+            if not self.model.image_token_bytes:
+                return "what autograd saves of this network without checkpointing was not traced"
+            if self.sharded and self.gathered < 4:
+                return "what autograd saves without checkpointing was traced with weights in fp32 only"
+        return self.uncounted
+
+    @property
+    def graph(self) -> float | None:
+        """The graph of one network call, kept or native; None where it is not known."""
+        if self.measured is not None:
+            return self.measured
+        if self.graph_unknown:
+            return None
+        plain = (1 - self.checkpointed) * self._plain if self.checkpointed < 1 else 0.0
+        return self.checkpointed * self._checkpointed + plain
 
     @property
     def _plain(self) -> float:
         image, text = self.tokens
-        saved = image * self.model.image_token_bytes + text * self.model.text_token_bytes
+        saved = image * self.model.image_token_bytes + text * self.model.text_token_bytes + self.model.row_bytes
         return self.inputs * saved + self.model.call_bytes
 
     @property
@@ -119,7 +157,8 @@ class Memory:
         model = self.model
         image, text = self.tokens
         ends = image * model.end_image_bytes + text * model.end_text_bytes
-        copies = model.end_call_bytes if ends else (2 * model.root_parameters if self.element == 2 else 0)
+        copied = self.element == 2 and self.gathered == model.stored_bytes == 4
+        copies = model.end_call_bytes if ends else 2 * model.root_parameters * copied
         return self.inputs * (self.element * model.blocks * (image + text) * model.width + ends) + copies
 
     @property
@@ -133,21 +172,31 @@ class Memory:
         return self.inputs * (linear + 4 * model.blocks * model.width * (image + text) ** 2)
 
     def room(self, joint: bool = False, gradients: bool = False) -> float:
-        """Bytes left for kept graphs and gradients; negative where the rest alone does not fit.
+        """Bytes left for graphs and gradients; negative where the rest alone does not fit.
 
         Args:
             joint: all units are gathered and full gradients held at once.
             gradients: full gradients are held.
         """
-        rest = self.states + self.other_bytes + (self.full if joint else self.units)
+        rest = self.states + self.other_bytes + (max(self.full, self.units) if joint else self.units)
         rest += self.gradient * (self.ranks - 1) / self.ranks if gradients and not joint and self.sharded else 0
         return self.gpu_bytes - self.reserve - rest
+
+    def left(self, gradients: bool = False) -> float:
+        """Bytes left beside a native call's own graph, if that is known; negative where upstream does not fit."""
+        return self.room(gradients=gradients) - (self.graph or 0.0)
+
+    def needed(self, graphs: int = 1) -> float | None:
+        """Memory of a GPU with which so many graphs have room; None where a graph's bytes are not known."""
+        graph = self.graph
+        return None if graph is None else (self.gpu_bytes - self.reserve - self.room() + graphs * graph) / (1 - MARGIN)
 
     @property
     def choices(self) -> dict[str, bool]:
         """The values of LEANGRPO_SYNC that make a difference, and whether each means a joint backward."""
         return {"upstream": False, "late": True} if self.sharded else {"upstream": False}
 
-    def fitting(self, joint: bool) -> int:
-        """How many graphs fit beside the rest."""
-        return max(int(self.room(joint) // self.graph), 0)
+    def fitting(self, joint: bool) -> int | None:
+        """How many graphs fit beside the rest; None where a graph's bytes are not known."""
+        graph = self.graph
+        return None if graph is None else max(int(self.room(joint) // graph), 0)

@@ -71,7 +71,6 @@ class Table:
         rows: choices that can run and keep upstream's algorithm, best first.
         apart: those that change the algorithm.
         native: upstream's own behaviour.
-        fits: upstream's own behaviour fits, by formula.
         seconds: times are seconds; otherwise forwards.
         refused: settings that cannot be chosen, and why.
     """
@@ -84,9 +83,14 @@ class Table:
     refused: dict[str, str] = field(default_factory=dict)
 
     @property
+    def known(self) -> bool:
+        """Whether it is known what has room."""
+        return self.native.held.fit is not None
+
+    @property
     def recommended(self) -> Prediction | None:
-        """The first that gains something."""
-        return self.rows[0] if self.rows and self.rows[0].ratio >= GAIN else None
+        """The first that gains something, where it is known what has room."""
+        return self.rows[0] if self.known and self.rows and self.rows[0].ratio >= GAIN else None
 
     @property
     def runner_up(self) -> Prediction | None:
@@ -103,7 +107,7 @@ def _kind(choice: Choice) -> tuple[str, str, str]:
 
 
 def predict(case: Case, memory: Memory | None, speeds: Speeds, wire: Wire) -> Table:
-    """The table of a case. Without `memory` everything has room and nothing is known of communication."""
+    """The table of a case. Without `memory` room and communication are unknown: ratios are of all that is kept."""
     forward = speeds.forward(memory, case.size)
     model = (memory.model.parameters, memory.trained) if memory else None
 
@@ -111,12 +115,15 @@ def predict(case: Case, memory: Memory | None, speeds: Speeds, wire: Wire) -> Ta
         held = hold(case, choice, memory)
         moved = traffic(case, choice, held.share)
         compute = (forward or 1.0) * case.size.cost(case.replayed(choice) * held.share)
-        sent = moved.bytes(*model, case.ranks, wire) if model and forward else 0.0
+        shards = memory.ranks if memory and memory.sharded else 0
+        sent = moved.bytes(*model, case.ranks, wire, shards) if model and forward else 0.0
         copied = _copied(case, choice, held, memory) / (speeds.host_link_gb * 1e9) if forward else 0.0
         communication = sent / (speeds.link_gb * 1e9) + copied
         total = compute + communication + (speeds.rest_seconds if forward else 0.0)
         runs = (held.room is None or held.room >= 0) and (held.share > 0 or choice.schedule == "recompute")
         runs = runs and (held.on_host > 0 or not choice.offloads)
+        # a call that is not kept has a graph, too
+        runs = runs and (memory is None or memory.left(gradients=choice.sync != "upstream") >= 0)
         return Prediction(choice, held, moved, compute, communication, total, (base or total) / total, runs)
 
     native = row(Choice(), None)
@@ -130,7 +137,7 @@ def predict(case: Case, memory: Memory | None, speeds: Speeds, wire: Wire) -> Ta
 
 def _copied(case: Case, choice: Choice, held: Held, memory: Memory | None) -> float:
     """Bytes that go to host memory and come back."""
-    if memory is None or not held.on_host:
+    if memory is None or memory.graph is None or not held.on_host:
         return 0.0
     calls = case.replayed(choice) * case.size.trained_steps * case.size.calls / case.size.batch
     return 2 * memory.graph * calls * held.on_host / held.graphs

@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass
 
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.plan.asked import Machine
 from leangrpo_tools.plan.cost import Rollout, backward_cost
 from leangrpo_tools.plan.facts import Entries, ScriptFacts
-from leangrpo_tools.plan.memory import Memory
 from leangrpo_tools.plan.preset import ConfigValues
+from leangrpo_tools.plan.sizing import Call
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,8 @@ def blocked(entries: Entries, values: ConfigValues, script: ScriptFacts) -> list
     return found
 
 
-def size(entries: Entries, values: ConfigValues, script: ScriptFacts, ranks: int) -> Rollout:
-    """The rollout's size on one rank. Raises LG504, LG505, LG509."""
+def size(entries: Entries, values: ConfigValues, script: ScriptFacts, ranks: int, share: float) -> Rollout:
+    """The rollout's size on one rank, with this share of checkpointed blocks. Raises LG504, LG505, LG509."""
     rows, group = values.whole(entries.rows), values.whole(entries.group)
     if ranks * rows % group:
         step = group // math.gcd(group, rows)
@@ -76,7 +75,7 @@ def size(entries: Entries, values: ConfigValues, script: ScriptFacts, ranks: int
         steps=steps,
         trained_steps=_trained_steps(entries, values, steps),
         accumulation=accumulation * rows,
-        backward=backward_cost("lora" if lora(entries, values) else "full", float(script.always_checkpointed)),
+        backward=backward_cost("lora" if lora(entries, values) else "full", share),
         batch=rows,
         calls=script.calls if guided else 1,
         passes=passes,
@@ -99,27 +98,20 @@ def _trained_steps(entries: Entries, values: ConfigValues, steps: int) -> int:
     return trained
 
 
-def memory(
-    script: ScriptFacts, entries: Entries, values: ConfigValues, rollout: Rollout, machine: Machine
-) -> Memory | None:
-    """Bytes under DDP by formula, where the model's sizes are known, for a LoRA in 16 bits."""
-    model, trained = script.model, script.trained_parameters
-    if model is None or trained is None or not entries.height or not entries.width:
-        return None
-    if not lora(entries, values) or (entries.precision and values.text(entries.precision) not in ("fp16", "bf16")):
-        return None
+def call(
+    entries: Entries, values: ConfigValues, script: ScriptFacts, rollout: Rollout, frames_per_latent: int, share: float
+) -> Call:
+    """One call of the network. `share`: of the blocks with activation checkpointing."""
+    pixels = None
+    if entries.height and entries.width:
+        pixels = float(values.whole(entries.height) * values.whole(entries.width))
     guided = entries.guidance is not None and above(entries.guidance, 1.0, values)
     frames = values.whole(entries.frames) if entries.frames else 1
-    return Memory(
-        model,
-        trained,
-        ranks=1,
-        pixels=float(values.whole(entries.height) * values.whole(entries.width)),
-        gpu_bytes=1e9 * machine.gpu_gb,
-        other_bytes=1e9 * machine.other_gb,
-        sharded=False,
-        checkpointed=float(script.always_checkpointed),
+    return Call(
+        pixels,
+        frames=1 + (frames - 1) // frames_per_latent,
         inputs=rollout.batch * (script.guided_inputs if guided else 1),
-        host_bytes=1e9 * machine.host_gb,
-        frames=1 + (frames - 1) // model.frames_per_latent,
+        checkpointed=share,
+        lora=lora(entries, values),
+        sixteen_bit=entries.precision is None or values.text(entries.precision) in ("fp16", "bf16"),
     )

@@ -7,8 +7,11 @@ from typing import Any
 
 from leangrpo_tools.plan import tabletext
 from leangrpo_tools.plan.cost import Rollout
+from leangrpo_tools.plan.instead import Instead
 from leangrpo_tools.plan.memory import Memory
+from leangrpo_tools.plan.named import Named
 from leangrpo_tools.plan.predict import Speeds, Table
+from leangrpo_tools.plan.sizing import Sized
 
 ASSUMPTIONS = (
     "compute of the policy only: reward model, VAE, data and communication come on top and are not reduced",
@@ -45,7 +48,10 @@ class PlanReport:
     leftover: str
     table: Table
     speeds: Speeds
-    memory: Memory | None = None
+    network: Named
+    sized: Sized
+    instead: Instead | None = None
+    """Where another launcher's configuration would gain what this one cannot."""
     preset: str | None = None
     """Where the settings are kept in a config: its file and function."""
     overridden: dict[str, Any] = field(default_factory=dict)
@@ -56,6 +62,11 @@ class PlanReport:
     changes: list[Change] = field(default_factory=list)
     settings: list[Change] = field(default_factory=list)
     """Settings of the kit that do, in place of upstream's flags."""
+
+    @property
+    def memory(self) -> Memory | None:
+        """One rank's, as far as it is known."""
+        return self.sized.memory
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, every number a finite JSON number."""
@@ -68,6 +79,7 @@ class PlanReport:
             "overridden": self.overridden,
             "patched": self.patched,
             "ranks": self.ranks,
+            "network": self.network.to_json(),
             "samples_per_rank": size.samples,
             "trained_samples_per_rank": size.trained,
             "sampling_steps": size.steps,
@@ -83,7 +95,9 @@ class PlanReport:
             "network_calls": {"native": size.network_calls(False), "patched": size.network_calls(True)},
             "graphs_held": size.graphs,
             "memory": self._memory_json(),
+            "bytes_unknown": {"why": self.sized.why, "help": self.sized.help} if self.sized.why else None,
             "predicted": tabletext.to_json(self.table, self.memory, self.speeds),
+            "instead": self.instead.to_json() if self.instead else None,
             "backward_cost": size.backward,
             "training": self.training,
             "checkpointed_share": self.checkpointed,
@@ -108,7 +122,9 @@ class PlanReport:
             "joint_bytes": memory.full,
             "graph_bytes": memory.graph,
             "graphs_that_fit": fitting,
-            "ratio_with_those": {name: self.rollout.ratio_with(graphs) for name, graphs in fitting.items()},
+            "ratio_with_those": {
+                name: None if graphs is None else self.rollout.ratio_with(graphs) for name, graphs in fitting.items()
+            },
         }
 
     def _call_rows(self) -> list[tuple[str, str]]:
@@ -129,9 +145,12 @@ class PlanReport:
         memory, held = self.memory, self.rollout.graphs
         if memory is None:
             return []
-        states, graph = memory.states / 1e9, memory.graph / 1e9
-        rows = [("bytes, by formula", f"{states:.3g} GB weights, gradients and AdamW; {graph:.3g} GB each graph")]
-        if held and not any(row.choice.schedule == "retain" for row in self.table.rows):
+        each = f"{memory.graph / 1e9:.3g} GB each graph" if memory.graph is not None else "a graph's are not known"
+        told = f"{memory.states / 1e9:.3g} GB weights, gradients and AdamW; {each}"
+        if memory.offloaded:
+            told = f"weights, gradients and AdamW are in host memory; {each}"
+        rows = [("bytes, by formula", told)]
+        if held and self.table.known and not any(row.choice.schedule == "retain" for row in self.table.rows):
             rows.append(("graphs that fit", f"0 of {held} ({memory.gpu_bytes / 1e9:g} GB)"))
         return rows
 
@@ -148,6 +167,7 @@ class PlanReport:
         fits = " of compute alone, if all graphs fit" if size.graphs else ""
         again = f", every sample {size.passes} times" if size.passes > 1 else ""
         rows = [
+            ("network", self.network.told),
             ("ranks", self.ranks),
             ("per rank and rollout", drawn),
             ("steps", f"T = {size.steps} sampled, S = {size.trained_steps} trained per sample"),
@@ -180,7 +200,8 @@ class PlanReport:
         if self.settings:
             text += ["", f"Settings of the kit that would change it {_ALONE}:"]
             text += [f"  {change.flag}: ratio {change.ratio:.2f}; {change.meaning}" for change in self.settings]
-        text += tabletext.render(self.table, self.memory, self.speeds)
+        text += tabletext.render(self.table, self.sized, self.speeds)
+        text += self.instead.render() if self.instead else []
         text += ["", "Assumed:", *(f"  {line}" for line in ASSUMPTIONS)]
         if self.notes:
             text += ["", "Note:", *(f"  {line}" for line in self.notes)]

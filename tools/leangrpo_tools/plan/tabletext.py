@@ -6,6 +6,7 @@ from typing import Any
 
 from leangrpo_tools.plan.memory import MARGIN, Memory
 from leangrpo_tools.plan.predict import Prediction, Speeds, Table
+from leangrpo_tools.plan.sizing import Sized
 
 ROWS = 8
 """Rows of the table as text; JSON has all."""
@@ -25,18 +26,19 @@ def to_json(table: Table, memory: Memory | None, speeds: Speeds) -> dict[str, An
         "kept_free_bytes": memory.reserve if memory else None,
         "unit": "seconds" if table.seconds else "forwards",
         "speeds": vars(speeds),
-        "native": _row_json(table.native, memory),
-        "choices": [_row_json(row, memory) for row in table.rows],
-        "choices_that_change_the_algorithm": [_row_json(row, memory) for row in table.apart],
+        "native": _row_json(table, table.native, memory),
+        "choices": [_row_json(table, row, memory) for row in table.rows],
+        "choices_that_change_the_algorithm": [_row_json(table, row, memory) for row in table.apart],
         "refused": table.refused,
-        "recommended": _exports(best, memory) if best else None,
-        "runner_up": _exports(second, memory) if second else None,
+        "recommended": _exports(table, best, memory) if best else None,
+        "runner_up": _exports(table, second, memory) if second else None,
     }
 
 
-def _row_json(row: Prediction, memory: Memory | None) -> dict[str, Any]:
+def _row_json(table: Table, row: Prediction, memory: Memory | None) -> dict[str, Any]:
     return {
-        "settings": _exports(row, memory),
+        "settings": _exports(table, row, memory),
+        "fits": row.held.fits if row.runs else False,
         "ratio": row.ratio,
         "compute": row.compute,
         "communication": row.communication,
@@ -46,11 +48,11 @@ def _row_json(row: Prediction, memory: Memory | None) -> dict[str, Any]:
     }
 
 
-def _exports(row: Prediction, memory: Memory | None) -> list[str]:
+def _exports(table: Table, row: Prediction, memory: Memory | None) -> list[str]:
     """The settings; with a budget, in comments where the formula cannot know what else is on the GPU."""
     lines = row.choice.exports()
     room = row.held.room
-    if memory is not None and room is not None and row.choice.schedule == "retain":
+    if memory is not None and room is not None and table.known and row.choice.schedule == "retain":
         budget = f"export LEANGRPO_BUDGET_GB={int(room / 1e8) / 10:g}"
         lines += [budget] if memory.other_bytes or row.held.on_host else [MEASURED, f"# {budget}"]
     if memory is not None and row.held.on_host:
@@ -58,21 +60,26 @@ def _exports(row: Prediction, memory: Memory | None) -> list[str]:
     return lines
 
 
-def render(table: Table, memory: Memory | None, speeds: Speeds) -> list[str]:
+def render(table: Table, sized: Sized, speeds: Speeds) -> list[str]:
     """Bytes by part, the table, the recommended settings and the runner-up."""
+    memory = sized.memory
     text = ["", "Bytes per GPU, by formula (GB):"] if memory else []
     if memory:
         parts = [f"{name} {size / 1e9:.3g}" for name, size in memory.parts.items() if size]
         parts += [f"{MARGIN * 100:g} % kept free {memory.reserve / 1e9:.3g}"]
         gpu, room = memory.gpu_bytes / 1e9, memory.room()
         text += [f"  {', '.join(parts)}; left of {gpu:g}: {room / 1e9:.3g}"]
-        if room < 0:
-            return [*text, "", f"Upstream itself does not fit, by formula: it lacks {-room / 1e9:.3g} GB of {gpu:g}."]
+        if memory.graph is not None:
+            text += [f"  and one graph at a time, upstream's as well as a kept one: {memory.graph / 1e9:.3g}"]
+        if memory.left() < 0:
+            lacks = f"it lacks {-memory.left() / 1e9:.3g} GB of {gpu:g}"
+            return [*text, "", f"Upstream itself does not fit, by formula: {lacks}.", *_refused(table)]
     if not table.rows:
         return [*text, "", "Recommended: nothing to set, no choice of settings gains anything", *_refused(table)]
     shown = _worth_a_line(table.rows)[:ROWS]
     counted = "with communication, " if table.communicates else ""
-    text += ["", f"What can run, best first (ratios {counted}of what fits):" if memory else "What can run, best first:"]
+    of = "of what fits" if table.known else "if all has room, which is not known"
+    text += ["", f"What can run, best first (ratios {counted}{of}):"]
     text += _lines(shown, table)
     if len(table.rows) > len(shown):
         text += [f"  ({len(table.rows) - len(shown)} more, as good or worse, in --json)"]
@@ -87,15 +94,32 @@ def render(table: Table, memory: Memory | None, speeds: Speeds) -> list[str]:
         shown = shown + apart
     text += _whole(shown, memory)
     text += _refused(table)
+    if not table.known:
+        return [*text, *_unknown(sized), "", _assumed(table, speeds)]
     alone = memory is not None and not memory.other_bytes
     for name, row in (("Recommended", table.recommended), ("Runner-up", table.runner_up)):
         if row is None:
             text += ["", f"{name}: none, no other choice gains anything"]
         else:
             only = ", if nothing else is on the GPU (--other-gb)" if alone else ""
-            text += ["", f"{name} (ratio {row.ratio:.2f}){only}:", *(f"  {line}" for line in _exports(row, memory))]
+            text += [
+                "",
+                f"{name} (ratio {row.ratio:.2f}){only}:",
+                *(f"  {line}" for line in _exports(table, row, memory)),
+            ]
     text += ["", *OTHER] if alone and table.recommended else []
     return [*text, "", _assumed(table, speeds)]
+
+
+def _unknown(sized: Sized) -> list[str]:
+    """Why nothing is recommended, and what to do about it."""
+    return [
+        "",
+        "Recommended: not known, since what has room is not:",
+        f"  {sized.why}",
+        *([f"  {sized.help}"] if sized.help else []),
+        "  LEANGRPO_SCHEDULE=retain can be tried: on CUDA a run measures its room, and recomputes what does not fit.",
+    ]
 
 
 def _whole(rows: list[Prediction], memory: Memory | None) -> list[str]:
@@ -140,7 +164,7 @@ def _refused(table: Table) -> list[str]:
 
 def _assumed(table: Table, speeds: Speeds) -> str:
     if not table.seconds:
-        known = "the model's size is not known (--forward-seconds says how long one takes)"
+        known = "how long one takes is not known (--forward-seconds says it)"
         return f"Ratios from compute alone, in forwards: {known}."
     forward = "measured" if speeds.forward_seconds is not None else f"at {speeds.tflops:g} TFLOP/s (--tflops)"
     link = f", {speeds.link_gb:g} GB/s between GPUs (--link-gb)" if table.communicates else ""

@@ -29,11 +29,18 @@ class Traffic:
     reductions: float = 0.0
     averages: float = 0.0
 
-    def bytes(self, parameters: float, trained: float, ranks: int, wire: Wire) -> float:
-        """Bytes that a rank receives. `trained` of the `parameters` have gradients."""
-        others = (ranks - 1) / ranks
-        gathered = self.gathers * wire.gathered * parameters
-        return others * (gathered + (self.reductions + 2 * self.averages) * wire.reduced * trained)
+    def bytes(self, parameters: float, trained: float, ranks: int, wire: Wire, shards: int = 0) -> float:
+        """Bytes that a rank receives. `trained` of the `parameters` have gradients.
+
+        Over `shards` ranks (0: all) weights are gathered and gradients scattered; then the shards' gradients are
+        averaged over the ranks that hold the same shard.
+        """
+        shards = shards or ranks
+        copies = ranks / shards
+        gathered = (shards - 1) / shards * self.gathers * wire.gathered * parameters
+        reduced = (shards - 1) / shards + 2 * (copies - 1) / copies / shards
+        averaged = 2 * (ranks - 1) / ranks
+        return gathered + (self.reductions * reduced + self.averages * averaged) * wire.reduced * trained
 
 
 def traffic(case: Case, choice: Choice, share: float) -> Traffic:
@@ -48,6 +55,8 @@ def traffic(case: Case, choice: Choice, share: float) -> Traffic:
     walks = _walks(case, choice) if saved else 0.0
     backward = native["grad"] - saved + (saved if walks == 0 else min(walks, saved))
     gathers = native["no_grad"] + native["grad"] - saved + backward
+    if case.stays:  # a forward leaves the weights there, and each backward frees them
+        gathers = native["grad"]
     return Traffic(gathers, _reductions(case, choice, saved, share))
 
 
