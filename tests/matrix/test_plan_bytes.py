@@ -62,9 +62,10 @@ def made(upstream: str, script: str, name: str) -> torch.nn.Module:
 def inputs(name: str, rows: int, tokens: int, text: int) -> dict[str, object]:
     side = 2 * math.isqrt(tokens)
     if name.startswith("flux"):
-        return {
+        guidance = {} if name == "flux.1-schnell" else {"guidance": torch.empty(rows)}
+        return guidance | {
             "hidden_states": torch.empty(rows, tokens, 64), "timestep": torch.empty(rows),
-            "guidance": torch.empty(rows), "encoder_hidden_states": torch.empty(rows, text, 4096),
+            "encoder_hidden_states": torch.empty(rows, text, 4096),
             "pooled_projections": torch.empty(rows, 768), "txt_ids": torch.empty(text, 3),
             "img_ids": torch.empty(tokens, 3),
         }  # fmt: skip

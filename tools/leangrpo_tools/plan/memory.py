@@ -132,8 +132,6 @@ class Memory:
         if self.checkpointed < 1 and not self.uncounted:
             if not self.model.image_token_bytes:
                 return "what autograd saves of this network without checkpointing was not traced"
-            if self.sharded and self.gathered < 4:
-                return "what autograd saves without checkpointing was traced with weights in fp32 only"
         return self.uncounted
 
     @property

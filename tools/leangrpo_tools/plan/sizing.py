@@ -83,13 +83,13 @@ def size(script: ScriptFacts, network: Named, layout: Sharding | None, call: Cal
         whole=bool(layout and layout.whole),
         offloaded=bool(layout and layout.offloaded),
         measured=machine.graph_bytes,
-        uncounted=_uncounted(script, network.name, call),
+        uncounted=_uncounted(script, network.name, call, bool(layout and layout.low)),
     )
     why = memory.graph_unknown
     return Sized(memory, f"{why} ({network.name})" if why else "", MEASURE if why else "")
 
 
-def _uncounted(script: ScriptFacts, network: str, call: Call) -> str:
+def _uncounted(script: ScriptFacts, network: str, call: Call, low: bool) -> str:
     """Why a formula that there is does not hold for this call."""
     if script.uncounted:
         return script.uncounted
@@ -98,6 +98,8 @@ def _uncounted(script: ScriptFacts, network: str, call: Call) -> str:
     if call.checkpointed < 1:
         if not call.sixteen_bit:
             return "what autograd saves was traced in 16 bits only"
+        if low and not script.low_precision:
+            return "what autograd saves without checkpointing was traced with weights in fp32 only"
         graph = script.graphs.get(network, Graph())
         if call.lora != (graph.trained_parameters is not None):
             return "what autograd saves was traced for another way of training"
