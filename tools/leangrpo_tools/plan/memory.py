@@ -129,9 +129,8 @@ class Memory:
         """Why a graph's bytes are not known; empty where they are."""
         if self.measured is not None:
             return ""
-        if self.checkpointed < 1 and not self.uncounted:
-            if not self.model.image_token_bytes:
-                return "what autograd saves of this network without checkpointing was not traced"
+        if self.checkpointed < 1 and not self.uncounted and not self.model.image_token_bytes:
+            return "what autograd saves of this network without checkpointing was not traced"
         return self.uncounted
 
     @property
