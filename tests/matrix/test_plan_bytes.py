@@ -62,7 +62,7 @@ def made(upstream: str, script: str, name: str) -> torch.nn.Module:
 def inputs(name: str, rows: int, tokens: int, text: int) -> dict[str, object]:
     side = 2 * math.isqrt(tokens)
     if name.startswith("flux"):
-        guidance = {} if name == "flux.1-schnell" else {"guidance": torch.empty(rows)}
+        guidance: dict[str, object] = {} if name == "flux.1-schnell" else {"guidance": torch.empty(rows)}
         return guidance | {
             "hidden_states": torch.empty(rows, tokens, 64), "timestep": torch.empty(rows),
             "encoder_hidden_states": torch.empty(rows, text, 4096),
