@@ -91,6 +91,28 @@ class Bound:
         return "bitwise" if self.bitwise else f"relative L2 <= {self.rel_l2:g}"
 
 
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    """A part of a script that a rehearsal does not enter.
+
+    `chosen` are arguments of `Script.configure` with which another rehearsal enters it, `options` among them as
+    (name, value); None where there is none.
+    """
+
+    words: str
+    chosen: dict[str, Any] | None = None
+
+    def of(self, script: Script, config: Config) -> Config | None:
+        """The other rehearsal, or None where there is none with this configuration."""
+        if self.chosen is None:
+            return None
+        fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)} | self.chosen
+        fields["options"] = tuple((dict(config.options) | dict(self.chosen.get("options", ()))).items())
+        found = script.configure(**fields)
+        known = all(name in script.options for name, _ in found.options)
+        return found if known and script.supports(found) is None else None
+
+
 @dataclasses.dataclass
 class Context:
     """What a rank's process knows just before the script starts; handed to hooks and injections."""
@@ -168,6 +190,15 @@ class Script:
         """A reason why this configuration cannot be rehearsed, or None."""
         return None
 
+    def logs_alike(self, config: Config) -> bool:
+        """Whether the patched run logs, steps its schedulers and averages weights at the places where a native one
+        does."""
+        return True
+
+    def updates_per_native_rollout(self, config: Config) -> int:
+        """How many updates a native rollout is for; the first of them could be free of recomputation."""
+        return config.updates_per_rollout
+
     def incomparable(self, config: Config) -> str | None:
         """A reason why the patched run trains other samples than a native one, so can only be timed, or None."""
         return None
@@ -237,6 +268,14 @@ class Script:
     def nothing_to_replay(self, config: Config) -> str:
         """Why the patched run has to recompute everything, though its schedule is `retain`; empty where it has not."""
         return ""
+
+    def branches(self, config: Config) -> list[Branch]:
+        """Parts of the script that this configuration does not enter."""
+        return []
+
+    def known_reasons(self, config: Config) -> tuple[str, ...]:
+        """Parts of the runtime's reasons for which this rehearsal, by itself, has steps recomputed."""
+        return ()
 
     def notes(self, config: Config) -> list[str]:
         """What a reader of the report has to know about this rehearsal, a sentence each."""

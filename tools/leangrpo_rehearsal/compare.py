@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from leangrpo_rehearsal.beside import differences
 from leangrpo_rehearsal.outcome import Update, Worst
 
 DIFFERS = "differs"
@@ -21,6 +22,8 @@ class Run:
 
     updates: list[list[dict[str, Any]]]
     summaries: list[dict[str, Any]]
+    ends: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """What each rank noted after the last update."""
 
 
 def load(out: Path, ranks: int) -> Run:
@@ -28,19 +31,26 @@ def load(out: Path, ranks: int) -> Run:
     folders = [out / f"rank{rank}" for rank in range(ranks)]
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
     count = min(int(summary["updates"]) for summary in summaries)
-    return Run([[_record(folder, number) for folder in folders] for number in range(count)], summaries)
+    updates = [[_record(folder, f"update{number}") for folder in folders] for number in range(count)]
+    return Run(updates, summaries, [_record(folder, "end") for folder in folders])
 
 
-def _record(folder: Path, number: int) -> dict[str, Any]:
+def _record(folder: Path, name: str) -> dict[str, Any]:
     """The tensors and the figures of one update on one rank."""
-    tensors = torch.load(folder / f"update{number}.pt", weights_only=True)
-    return tensors | json.loads((folder / f"update{number}.json").read_text())
+    tensors = torch.load(folder / f"{name}.pt", weights_only=True)
+    return tensors | json.loads((folder / f"{name}.json").read_text())
 
 
 def compare(reference: Run, other: Run, across_ranks: bool = False) -> list[Update]:
     """Compares the updates that both runs made; with `across_ranks` what was noted over all ranks, in any order."""
     pairs = zip(reference.updates, other.updates, strict=False)
-    return [compare_update(index, a, b, across_ranks) for index, (a, b) in enumerate(pairs)]
+    found = [compare_update(index, a, b, across_ranks) for index, (a, b) in enumerate(pairs)]
+    if found and len(reference.updates) == len(other.updates):
+        for rank, (a, b) in enumerate(zip(reference.ends, other.ends, strict=False)):
+            found[-1].beside += [
+                dataclasses.replace(item, name=f"{item.name} (after it)") for item in differences(a, b, rank)
+            ]
+    return found
 
 
 def compare_update(
@@ -60,6 +70,7 @@ def compare_update(
     worst = grads.worst or weights.worst or notes.worst
     if notes.worst is not None and not notes.bitwise:
         worst = notes.worst if grads.worst is None else grads.worst
+    pairs = zip(reference, other, strict=True)
     return Update(
         index=index,
         grad_rel_l2=grads.rel_l2, grad_max_abs=grads.max_abs, grad_cosine=grads.cosine, grad_bitwise=grads.bitwise,
@@ -67,6 +78,7 @@ def compare_update(
         finite=grads.finite and weights.finite and notes.finite, complete=grads.complete and weights.complete,
         worst=worst,
         seconds=(max(float(a["seconds"]) for a in reference), max(float(b["seconds"]) for b in other)),
+        beside=[item for rank, pair in enumerate(pairs) for item in differences(*pair, rank)],
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from leangrpo_rehearsal.base import Bound
+from leangrpo_rehearsal.beside import Beside
 
 
 @dataclasses.dataclass
@@ -38,10 +39,16 @@ class Update:
     """Whether the same tensors are there, with the same shapes and dtypes. No gradient is not a gradient of zeros."""
     worst: Worst | None
     seconds: tuple[float, float]
+    beside: list[Beside] = dataclasses.field(default_factory=list)
+    """What else was noted since the update before, and differs: logged numbers, learning rates, averaged weights."""
+
+    def off(self, bound: Bound) -> list[Beside]:
+        """What of it rounding does not explain."""
+        return [item for item in self.beside if not item.within(bound)]
 
     def matches(self, bound: Bound) -> bool:
         """Whether the update is within the bound. Anything not finite is not."""
-        if not (self.finite and self.complete and self.rewards_equal):
+        if not (self.finite and self.complete and self.rewards_equal) or self.off(bound):
             return False
         if bound.bitwise:
             return self.grad_bitwise and self.weights_bitwise
@@ -51,4 +58,5 @@ class Update:
     def of(cls, plain: dict[str, Any]) -> Update:
         """From the form that `dataclasses.asdict` and JSON give it."""
         worst = None if plain["worst"] is None else Worst(**plain["worst"])
-        return cls(**(plain | {"worst": worst, "seconds": tuple(plain["seconds"])}))
+        beside = [Beside(**item) for item in plain["beside"]]
+        return cls(**(plain | {"worst": worst, "beside": beside, "seconds": tuple(plain["seconds"])}))

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from leangrpo_rehearsal.beside import LIMIT, NORM
 from leangrpo_rehearsal.interleave import Turns
+from leangrpo_rehearsal.witness import Witness, as_number, of_the_runtime
 from leangrpo_rehearsal.wrappers import local
 
 COLLECTIVES = {
@@ -50,6 +52,9 @@ class Recorder:
         """Seconds; `time.process_time` where other processes are busy on the machine."""
         self.done = 0
         self.forwards: Counter[str] = Counter()
+        self.rows: Counter[str] = Counter()
+        """The same, counting the samples of each."""
+        self.witness = Witness()
         self.collectives: Counter[str] = Counter()
         self.spent: defaultdict[str, float] = defaultdict(float)
         self.notes: dict[str, list[torch.Tensor]] = {}
@@ -76,6 +81,7 @@ class Recorder:
         self._count_collectives()
         self._time_backward()
         self._watch_clipping()
+        self.witness.install()
         # torch.optim deletes its attribute `optimizer`, the module can only be imported.
         hooks: Any = importlib.import_module("torch.optim.optimizer")
         hooks.register_optimizer_step_pre_hook(self._before_step)
@@ -101,6 +107,9 @@ class Recorder:
             "peak_rss_bytes": _peak_rss(),
         }
         (self.out / "summary.json").write_text(json.dumps(summary))
+        told, averages = self.witness.cut()
+        (self.out / "end.json").write_text(json.dumps({"told": told}))
+        torch.save({"averages": averages}, self.out / "end.pt")
         if self.turns is not None:
             self.turns.over()
         return summary
@@ -116,7 +125,7 @@ class Recorder:
         @functools.wraps(original)
         def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
             if self._depth == 0:
-                self._enter_forward(module)
+                self._enter_forward(module, (*args, *kwargs.values()))
             self._depth += 1
             kind, began = "grad" if torch.is_grad_enabled() else "no_grad", self.clock()
             try:
@@ -128,7 +137,7 @@ class Recorder:
 
         cls.forward = forward  # type: ignore[attr-defined]
 
-    def _enter_forward(self, module: torch.nn.Module) -> None:
+    def _enter_forward(self, module: torch.nn.Module, inputs: Iterable[Any]) -> None:
         if self.done >= self.updates:
             raise StopRehearsal
         if self._started is None:
@@ -136,8 +145,13 @@ class Recorder:
             self._cpu = time.process_time()
         if not any(module is known for known in self._modules):
             self._modules.append(module)
-        self.forwards["grad" if torch.is_grad_enabled() else "no_grad"] += 1
+        kind = "grad" if torch.is_grad_enabled() else "no_grad"
+        self.forwards[kind] += 1
         self.beat("policy forward")
+        if of_the_runtime():
+            return
+        self.rows[kind] += next((len(item) for item in inputs if isinstance(item, torch.Tensor) and item.ndim), 1)
+        self.witness.forward()
 
     def _time_backward(self) -> None:
         original: Any = torch.autograd.backward
@@ -189,9 +203,14 @@ class Recorder:
                     self._capture(target.parameters() if method else target)
                 self._clipping, outer = True, self._clipping
                 try:
-                    return original(target, *args, **kwargs)
+                    found = original(target, *args, **kwargs)
                 finally:
                     self._clipping = outer
+                limit, norm = as_number(kwargs.get("max_norm", args[0] if args else None)), as_number(found)
+                if not outer and limit is not None and norm is not None:
+                    self.witness.tell(NORM, norm)
+                    self.witness.tell(LIMIT, limit)
+                return found
 
             return clip
 
@@ -213,6 +232,7 @@ class Recorder:
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._grads is None:  # a trainer that does not clip
             self._capture(p for group in optimizer.param_groups for p in group["params"])
+        self.witness.step(optimizer)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self.done >= self.updates:
@@ -224,13 +244,14 @@ class Recorder:
             for part, span in _parts(name, parameter)
         }
         now = self.clock()
+        told, averages = self.witness.cut()
         figures = {
             "seconds": now - self._last, "cpu": time.process_time() - self._cpu, "forwards": dict(self.forwards),
-            "collectives": dict(self.collectives), "spent": dict(self.spent),
+            "collectives": dict(self.collectives), "spent": dict(self.spent), "rows": dict(self.rows), "told": told,
         }  # fmt: skip
         # Apart from the tensors, so that a process without torch can read them.
         (self.out / f"update{self.done}.json").write_text(json.dumps(figures))
-        tensors = {"grads": self._grads, "weights": weights, "notes": self.notes}
+        tensors = {"grads": self._grads, "weights": weights, "notes": self.notes, "averages": averages}
         torch.save(tensors, self.out / f"update{self.done}.pt")
         if self.follow is not None:
             self._adopt(parameters, torch.load(self.follow / f"update{self.done}.pt", weights_only=True)["weights"])

@@ -16,6 +16,13 @@ from torch.amp import autocast_mode
 from leangrpo_rehearsal import devicerng
 
 CPU = torch.device("cpu")
+_REGIONS: list[str] = []
+"""The autocast regions that the script is in, as it asked for them, the innermost last."""
+
+
+def wanted() -> str:
+    """The autocast that the script has asked for where it is now, also where the rehearsal leaves it off."""
+    return _REGIONS[-1] if _REGIONS else "off"
 
 
 def install(precision: str, store: Path, timeout_s: float) -> None:
@@ -58,6 +65,15 @@ def _autocast(enabled: bool) -> None:
             wanted = kwargs.pop("enabled", enabled_)
             device = "cpu" if device_type == "cuda" else device_type
             super().__init__(device, dtype, enabled=wanted and enabled, **kwargs)
+            self.region = str(dtype or "default") if wanted else "off"
+
+        def __enter__(self) -> Any:
+            _REGIONS.append(self.region)
+            return super().__enter__()
+
+        def __exit__(self, *args: Any) -> Any:
+            _REGIONS.pop()
+            return super().__exit__(*args)
 
     class CudaAutocast(RehearsalAutocast):
         """The older spelling, without a device type."""

@@ -31,6 +31,9 @@ def verify_command(
         list[str] | None, typer.Option(metavar="O=VALUE", help="An option of this script alone; may be repeated.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="A match with warnings is exit status 1, too.")] = False,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Rehearse branches, too, that the command line does not enter.")
+    ] = False,
     json: Json = None,
 ) -> None:
     """Run upstream's own script on CPU, unpatched and patched, and compare every update."""
@@ -56,6 +59,7 @@ def verify_command(
             budget=budget,
             options=_options(option),
             strict=strict,
+            thorough=thorough,
         )
         out.done(report, show.rehearsed)
 

@@ -66,6 +66,8 @@ CODES: dict[str, Code] = {
     "LG402": Code("the rehearsal's recorder failed", 3),
     "LG403": Code("no such rehearsal", 2),
     "LG411": Code("the rehearsal matches, and nothing was replayed", 1),
+    "LG412": Code("the rehearsal matches, and not all that could be was replayed", 1),
+    "LG413": Code("the rehearsal matches, and graphs were held that no update used", 1),
     "LG501": Code("the launch file cannot be read", 2),
     "LG502": Code("the launch file does not start a known script", 2),
     "LG503": Code("the number of ranks is not known", 2),

@@ -205,6 +205,19 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "saves nothing. The message has the runtime's reasons, such as dropout that is active.",
         "Remove the reason if you can. The exit status is 0; verify-patch --strict makes it 1.",
     ),
+    "LG412": (
+        "A warning: every update is equal, but of what the first update after a rollout evaluates again, the patched "
+        "run replayed a part only, so it saves less than it could. The message counts by window and rank, from the "
+        "policy's forwards, and has the runtime's reasons.",
+        "Remove the reason if you can: ids of rows or steps that do not fit, a flush or a window in the wrong place. "
+        "The exit status is 0; verify-patch --strict makes it 1.",
+    ),
+    "LG413": (
+        "A warning: every update is equal, but the rollout held graphs that the first update after it did not use: "
+        "memory that saves nothing.",
+        "The window is larger than an update, or rows and steps have ids that do not fit: see the places `window`, "
+        "`policy` and `order` in diff-patch. verify-patch --strict makes the exit status 1.",
+    ),
     "LG403": ("The script has no rehearsal, or not with these options.", "The message lists what is allowed."),
     "LG501": (
         "No launch file was given, or it is missing, is no regular file or no text file, or is larger than 1 MiB.",

@@ -14,6 +14,7 @@ from leangrpo_tools.rehearsal import verify
 from leangrpo_tools.rehearsal.rehearse import find_script
 from leangrpo_tools.rehearsal.report import Report
 from leangrpo_tools.rehearsal.session import Session
+from leangrpo_tools.rehearsal.verdict import NOTHING_REPLAYED
 from leangrpo_tools.support import RANKS, Support, put, scripts, support
 
 Options = tuple[tuple[str, str], ...]
@@ -76,7 +77,8 @@ def _verified(
 ) -> Report:
     options = options or find_script(script.rehearsal).shown
     report = verify(upstream, script=script.name, tree=tree, session=session, options=options, **config)
-    unsaid = [warning.text for warning in report.warnings if not report.nothing_to_replay]
+    nothing = [warning for warning in report.warnings if warning.code == NOTHING_REPLAYED]
+    unsaid = [warning.text for warning in nothing if not report.nothing_to_replay]
     if report.problems or unsaid:
         raise KitError(
             "LG401", f"{upstream} {script.name} does not match: {'; '.join(report.problems + unsaid)}",

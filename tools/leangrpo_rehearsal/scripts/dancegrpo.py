@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from leangrpo_rehearsal.base import SHARDED, Bound, Config, Context, Launch, Script
+from leangrpo_rehearsal.base import SHARDED, Bound, Branch, Config, Context, Launch, Script
 from leangrpo_rehearsal.scripts import indexed
 from leangrpo_rehearsal.scripts.tiny import flip_clamped
 
@@ -31,7 +31,12 @@ class DanceGRPO(Script):
 
     stubs = STUBS
     folders = ("images", "videos", "data")
-    options = ("learning_rate", "same_noise", "prompts", "generations", "layout", "updates", "side")
+    options = (
+        "learning_rate", "same_noise", "prompts", "generations", "layout", "updates", "side", "group", "checkpoints",
+        "clip_range",
+    )  # fmt: skip
+    averages = False
+    """Whether the script knows an average of the weights."""
 
     def configure(self, **chosen: Any) -> Config:
         """Samples per rank are `prompts` times `generations`."""
@@ -80,6 +85,14 @@ class DanceGRPO(Script):
             )
         return self.launch(workdir, config)
 
+    def logs_alike(self, config: Config) -> bool:
+        """Parts of a rollout are logged one by one."""
+        return not _in_parts(config)
+
+    def updates_per_native_rollout(self, config: Config) -> int:
+        """On-policy, each update has a rollout of its own."""
+        return 1 if config.option("updates", "faithful") == "on-policy" else config.updates_per_rollout
+
     def across_ranks(self, config: Config) -> bool:
         """Whether samples are drawn on other ranks than natively."""
         return config.option("layout", "native") == "shared"
@@ -92,6 +105,7 @@ class DanceGRPO(Script):
     def launch_arguments(self, workdir: Path, config: Config) -> list[str]:
         """Upstream's launch file with everything small; flags as its shell scripts spell them."""
         model = workdir / "model"
+        saves = 1 if config.option("checkpoints", "0") == "1" else 1000000
         values: dict[str, Any] = {
             "seed": config.seed, "pretrained_model_name_or_path": model, "vae_model_path": model, "output_dir": "out",
             "cache_dir": workdir / "cache", "data_json_path": workdir / "data/videos2caption.json",
@@ -100,15 +114,17 @@ class DanceGRPO(Script):
             "dataloader_num_workers": 4,
             "gradient_accumulation_steps": config.accumulation, "max_train_steps": config.rollouts,
             "learning_rate": config.option("learning_rate", "1e-3"), "mixed_precision": "bf16", "cfg": 0.0,
-            "checkpointing_steps": 1000000, "h": config.option("side", "32"), "w": config.option("side", "32"), "t": 1,
+            "checkpointing_steps": saves, "h": config.option("side", "32"), "w": config.option("side", "32"), "t": 1,
             "sampling_steps": config.steps, "eta": 0.3,
             "lr_warmup_steps": 0, "sampler_seed": 1223627, "max_grad_norm": 0.01, "weight_decay": 0.0001,
             "num_generations": config.generations // int(config.option("prompts", "1")),
             "shift": 3, "timestep_fraction": config.fraction,
-            "clip_range": 1e-4, "adv_clip_max": CLIP_MAX,
+            "clip_range": config.option("clip_range", "0.1"), "adv_clip_max": CLIP_MAX,
         }  # fmt: skip
         argv = [text for name, value in values.items() for text in (f"--{name}", str(value))]
-        argv += ["--use_hpsv2", "--use_group", "--ignore_last", "--allow_tf32"]
+        argv += ["--use_hpsv2", "--ignore_last", "--allow_tf32"]
+        if config.option("group", "1") == "1":
+            argv.append("--use_group")
         if config.option("same_noise", "1") == "1":
             argv.append("--init_same_noise")
         if config.checkpointing:
@@ -141,6 +157,27 @@ class DanceGRPO(Script):
             "on-policy updates: the native runs are the untouched script with rollouts as small as one update "
             f"({config.updates_per_rollout} of them for each of the patched run's)"
         ]
+
+    def branches(self, config: Config) -> list[Branch]:
+        """What the command line switches on or off, and what needs several prompts, or a save."""
+        found = []
+        if config.option("group", "1") == "1":
+            alone = (("group", "0"), ("prompts", str(config.generations)), ("generations", "1"))
+            found.append(Branch(
+                "without --use_group (advantages over all ranks' rewards)",
+                {"options": alone} if config.option("prompts", "1") == "1" else None,
+            ))  # fmt: skip
+        if config.option("same_noise", "1") == "1":
+            found.append(Branch("without --init_same_noise", {"options": (("same_noise", "0"),)}))
+        if config.option("prompts", "1") == "1":
+            several = (("prompts", "2"), ("generations", str(config.generations // 2)))
+            words = "several prompts per rank (each group's place among the samples, --option prompts=2)"
+            found.append(Branch(words, {"options": several} if config.generations % 4 == 0 else None))
+        if self.averages and not config.ema:
+            found.append(Branch("EMA (--ema)", {"ema": True}))
+        if config.option("checkpoints", "0") == "0":
+            found.append(Branch("saving checkpoints", {"options": (("checkpoints", "1"),)}))
+        return [*found, Branch("resuming from a checkpoint")]
 
     def not_tested(self, config: Config) -> list[str]:
         """The reward is always a stand-in here."""

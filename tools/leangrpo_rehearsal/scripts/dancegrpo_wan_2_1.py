@@ -61,6 +61,10 @@ class Wan(DanceGRPO):
         if context.config.precision == "fp32":
             _inputs_in_float32()
 
+    def known_reasons(self, config: Config) -> tuple[str, ...]:
+        """The first latent is drawn in bf16 and kept in fp32, which without autocast are other inputs."""
+        return () if config.precision == "bf16" else ("but for rounding: hidden_states",)
+
     def not_tested(self, config: Config) -> list[str]:
         """Video files are not written."""
         return [*super().not_tested(config), "writing and reading the video file (the first frame stayed in memory)"]

@@ -53,6 +53,7 @@ def verify(
     session: Session | None = None,
     timeout_s: float = TIMEOUT_S,
     strict: bool = False,
+    thorough: bool = False,
 ) -> Report:
     """Rehearses one script of an upstream.
 
@@ -75,6 +76,7 @@ def verify(
         session: a fork server and native runs to share between rehearsals.
         timeout_s: how long a rank may go without progress.
         strict: a warning makes the report's exit code 1.
+        thorough: also rehearses the branches of the script that this configuration does not enter.
 
     Raises LG401 when upstream's script cannot be run here, LG403 for a configuration it does not have.
     """
@@ -89,7 +91,7 @@ def verify(
 
         report = rehearse(
             found.rehearsal, found.native, found.patched, config, session=shared, upstream=found.upstream,
-            inject=inject, timeout_s=timeout_s, say=say, file=found.file,
+            inject=inject, timeout_s=timeout_s, say=say, file=found.file, thorough=thorough,
         )  # fmt: skip
         report.strict = strict
         report.notes += found.notes

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from leangrpo_rehearsal.base import Bound, Config, Script
+from leangrpo_rehearsal.base import Bound, Branch, Config, Script
+from leangrpo_rehearsal.beside import decided, repeated
 from leangrpo_rehearsal.outcome import Update
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.rehearsal import floor, records, secondlook
@@ -31,10 +32,13 @@ def rehearse(
     timeout_s: float = TIMEOUT_S,
     say: Callable[[str], None] = lambda text: None,
     file: str = "",
+    thorough: bool = False,
+    control: bool = True,
 ) -> Report:
     """Runs `SCRIPT` of a module under `scripts` in both trees and compares. Neither tree is written to.
 
-    `say` is told what happens, for a progress line. `file` is the script's own name in the user's tree. Raises LG401
+    `say` is told what happens, for a progress line. `file` is the script's own name in the user's tree. `thorough`
+    rehearses the script's other branches, too; without `control` no negative control is run. Raises LG401
     when upstream's own script does not run, LG403 for a configuration the script does not have.
     """
     module = full_name(module)
@@ -74,26 +78,53 @@ def rehearse(
         looked = secondlook.look(stage, before, (native, patched), after, bound, say)
         after, bound = looked.after, looked.bound
         notes += looked.notes
-    control: list[Update] = []
-    if not failures:
+    flipped: list[Update] = []
+    if not failures and control:
         say("negative control")
         exits = stage.run("control", patched, 1)
         if all(item.code == 0 for item in exits):
-            flipped = records.read(stage.out("control"), config.ranks)
-            control = records.compare(stage.server, before.first, flipped, script.across_ranks(config))
+            found = records.read(stage.out("control"), config.ranks)
+            flipped = records.compare(stage.server, before.first, found, script.across_ranks(config))
         else:
             failures.append(f"the negative control ended badly: {stage.explain('control', exits)}")
     report = _report(stage, upstream, before, after, bound)
     report.updates = records.compare(stage.server, looked.reference, after, script.across_ranks(config))
+    unsteady = {item.name for update in report.floor for item in update.beside}
+    for update in report.updates:
+        update.beside = [item for item in update.beside if script.logs_alike(config) and item.name not in unsteady]
     report.tested = _tested(script, config, file)
     replaced = sorted({name for names in records.written(before.out, "stand_ins") for name in names})
     if replaced:
         notes.append(f"bitsandbytes needs a GPU: torch's own optimizer took the place of {', '.join(replaced)}")
         report.not_tested.append(f"{', '.join(replaced)} of bitsandbytes: its rounding and its state")
-    report.control, report.failures, report.notes, report.second_look = control, failures, notes, looked.figures
+    report.control, report.failures, report.notes, report.controlled = flipped, failures, notes, control
+    report.second_look = looked.figures
     if (averaged or (script.replicated and config.ranks > 1)) and not failures:
         report.replicas = records.replicas(stage.server, after)
+    left = script.branches(config)
+    for branch in left if thorough else ():
+        other = branch.of(script, config)
+        if other is None:
+            continue
+        say(branch.words)
+        further = rehearse(
+            module, native, patched, other, session=session, upstream=upstream, inject=inject, timeout_s=timeout_s,
+            file=file, control=False,
+        )  # fmt: skip
+        report.further.append((branch.words, further))
+    report.not_tested += _branches(script, config, [words for words, _ in report.further])
     return report
+
+
+def _branches(script: Script, config: Config, done: Sequence[str]) -> list[str]:
+    """What the script has and this command line does not enter, in words."""
+    left = [branch for branch in script.branches(config) if branch.words not in done]
+    if config.ranks == 1:
+        left.append(Branch("what ranks exchange: sums and means over them (--ranks 2)"))
+    thorough = [branch.words for branch in left if branch.of(script, config) is not None]
+    others = [branch.words for branch in left if branch.words not in thorough]
+    kinds = (("branches that --thorough rehearses", thorough), ("branches not entered", others))
+    return [f"{kind}: {', '.join(words)}" for kind, words in kinds if words]
 
 
 def find_script(module: str) -> Script:
@@ -137,13 +168,18 @@ def _report(stage: Stage, upstream: str, before: Native, after: Records, bound: 
     windows = stage.windows("patched")
     held = [int(window["peak_held_bytes"]) for rank in windows for window in rank]
     runs = {"native": before.first, "patched": after}
+    between = records.compare(stage.server, before.first, before.again)
+    clipping = decided([ranks[0].get("told", {}) for ranks in before.first.updates])
     return Report(
         upstream=upstream,
         script=script.name,
         config=config,
         bound=bound,
         updates=[],
-        floor=records.compare(stage.server, before.first, before.again),
+        floor=between,
+        repeated=repeated(before.first.updates, after.updates, script.updates_per_native_rollout(config)),
+        known_reasons=script.known_reasons(config),
+        clipping=clipping,
         control=[],
         forwards={name: _counts(run) for name, run in runs.items()},
         collectives={
@@ -159,11 +195,21 @@ def _report(stage: Stage, upstream: str, before: Native, after: Records, bound: 
         },
         windows=windows,
         nothing_to_replay=script.nothing_to_replay(config),
-        not_tested=[*NOT_TESTED, *script.not_tested(config)],
+        not_tested=[*NOT_TESTED, *_undecided(clipping), *script.not_tested(config)],
         logs=str(stage.root / "logs"),
     )
 
 
+def _undecided(clipping: tuple[int, int]) -> list[str]:
+    """What a script's clipping never did in this rehearsal: a fault in it would go unnoticed."""
+    what = ("a clip range that holds back some ratios and not others", "a gradient norm that is cut")
+    return [words for words, updates in zip(what, clipping, strict=True) if not updates]
+
+
+COMPARED = (
+    "gradients before clipping, weights after each step, rewards, learning rates and schedulers, gradient norms, clip "
+    "ranges, logged numbers, averaged weights, autocast regions, on every rank"
+)
 BUFFERED = {"sample": "sample", "affine": "prompt group"}
 
 
@@ -178,10 +224,9 @@ def _tested(script: Script, config: Config, file: str) -> list[str]:
         f"{config.updates_per_rollout} per rollout",
         f"{config.generations} generations, {config.steps} steps, fraction {config.fraction:g}",
         "fp32 (autocast off)" if config.precision == "fp32" else "bf16 autocast",
-        f"gradient checkpointing {'on' if script.checkpoints(config) else 'off'}, "
-        f"EMA {'on (its own weights are not compared)' if config.ema else 'off'}",
+        f"gradient checkpointing {'on' if script.checkpoints(config) else 'off'}, EMA {'on' if config.ema else 'off'}",
         f"schedule {config.schedule}{buffers}, sync {config.sync}, budget {config.budget_gb}",
         *([", ".join(f"{name} {value}" for name, value in config.options)] if config.options else []),
-        "gradients before clipping, weights after each step, rewards, on every rank",
+        COMPARED,
     ]
     return details

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from leangrpo_rehearsal.outcome import Update
+from leangrpo_tools.rehearsal import replays
 from leangrpo_tools.rehearsal.report import Report
 
 COLUMNS = ("update", "gradient rel. L2", "max abs", "cosine", "weights", "rewards", "native s", "patched s", "floor")
@@ -29,7 +30,13 @@ def render(report: Report, terminal: bool | None = None) -> str:
     caught = ("caught" if report.control_caught else "NOT CAUGHT") if report.control else "not run"
     distance = f" (relative L2 {_number(report.control[0].grad_rel_l2)})" if report.control else ""
     lines += [f"negative control: one advantage's sign flipped: {caught}{distance}"]
+    ratios, norms = report.clipping
+    lines += [
+        f"clipping decides: the clip range held back some ratios and not others in {ratios} of {len(report.updates)} "
+        f"updates, the gradient norm was cut in {norms}"
+    ]
     lines += [f"note: {note}" for note in report.notes]
+    lines += [f"also rehearsed, {words}: {other.verdict.value}" for words, other in report.further]
     lines += ["tested: " + "; ".join(report.tested), "not tested: " + "; ".join(report.not_tested), ""]
     lines += [f"problem: {problem}" for problem in report.problems]
     lines += [f"warning {warning.code}: {warning.text}" for warning in report.warnings]
@@ -64,6 +71,8 @@ def _counts(report: Report) -> list[str]:
             f"{_each(counts.no_grad)} without grad, {_each(counts.grad)} with; collectives: {kinds or 'none'}; "
             f"{report.seconds[name]:.1f} s; peak memory of the process {report.peak_rss_bytes[name] / 1e6:.0f} MB"
         )
+    if report.config.schedule != "recompute":
+        lines += replays.lines(report.repeated)
     lines.append(f"held at most for kept graphs: {report.peak_held_bytes / 1e6:.3f} MB on one rank")
     if report.gradients:
         size = f"{report.gradient_bytes / 1e6:.3f} MB each"

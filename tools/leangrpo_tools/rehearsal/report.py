@@ -7,7 +7,9 @@ import math
 from typing import Any
 
 from leangrpo_rehearsal.base import Bound, Config
+from leangrpo_rehearsal.beside import Repeated
 from leangrpo_rehearsal.outcome import Update
+from leangrpo_tools.rehearsal import replays
 from leangrpo_tools.rehearsal.verdict import NOTHING_REPLAYED, Verdict, Warned
 
 NOT_TESTED = (
@@ -16,8 +18,10 @@ NOT_TESTED = (
     "NCCL, and more than one machine",
     "your reward model, checkpoints and data",
     "real sizes: memory, speed, long runs",
-    "a clip range that decides: in runs this small a wrong one can go unnoticed",
 )
+
+SHOWN = 4
+"""So many of the things noted beside gradients are named where they differ."""
 
 
 @dataclasses.dataclass
@@ -55,6 +59,15 @@ class Report:
     """What the runtime reported, per rank one entry per window."""
     replicas: list[bool] = dataclasses.field(default_factory=list)
     """Where ranks must hold the same weights: per update of the patched run, whether they do."""
+    repeated: list[Repeated] = dataclasses.field(default_factory=list)
+    """Per window and rank, how much of what upstream evaluates twice the patched run did not."""
+    known_reasons: tuple[str, ...] = ()
+    """Parts of the runtime's reasons which the rehearsal itself brings about."""
+    clipping: tuple[int, int] = (0, 0)
+    """In how many native updates the clip range held back some ratios and not others, and in how many the gradient
+    norm was cut."""
+    further: list[tuple[str, Report]] = dataclasses.field(default_factory=list)
+    """Other branches of the script that were rehearsed, too, in words."""
     nothing_to_replay: str = ""
     """Why the patched run had to recompute everything, where the script knows that beforehand."""
     failures: list[str] = dataclasses.field(default_factory=list)
@@ -66,6 +79,8 @@ class Report:
     second_look: dict[str, float] = dataclasses.field(default_factory=dict)
     """Where the first bound was too narrow, relative L2: `alike` between native runs with the patched run's calls and
     without, `fp64` between native and patched, `fp64_alike` between the native ones."""
+    controlled: bool = True
+    """Whether a negative control was asked for."""
     strict: bool = False
     """Warnings make the exit status 1."""
 
@@ -100,16 +115,21 @@ class Report:
             found.append("upstream's own run has values that are not finite")
         if self.nothing_to_replay and self._asks_for_replay and self._replayed:
             found.append(f"{self._replayed} steps were replayed, though {self.nothing_to_replay}")
-        if not self.control_caught and (self.control or not self.failures):
+        if self.controlled and not self.control_caught and (self.control or not self.failures):
             found.append("the negative control was not caught: a flipped advantage looked like a match")
-        return found
+        return found + [f"{words}: {problem}" for words, report in self.further for problem in report.problems]
 
     @property
     def warnings(self) -> list[Warned]:
         """What a user has to know though no number is wrong. Nothing of a run that ended badly."""
         if self.failures or not self._asks_for_replay:
             return []
-        return self._without_replay()
+        found = self._without_replay() or replays.warnings(self.repeated, self.windows, self.known_reasons)
+        return found + [
+            Warned(warned.code, f"{words}: {warned.text}")
+            for words, report in self.further
+            for warned in report.warnings
+        ]
 
     @property
     def _asks_for_replay(self) -> bool:
@@ -175,6 +195,9 @@ class Report:
             "peak_rss_bytes": self.peak_rss_bytes,
             "windows": self.windows,
             "second_look": _finite(self.second_look),
+            "repeated": [dataclasses.asdict(item) | {"missing": item.missing} for item in self.repeated],
+            "clipping": {"ratios": self.clipping[0], "norms": self.clipping[1]},
+            "further": [{"what": words} | report.to_json() for words, report in self.further],
             "tested": self.tested,
             "not_tested": self.not_tested,
             "notes": self.notes,
@@ -188,6 +211,9 @@ def _describe(update: Update, bound: Bound) -> str:
     elif not update.rewards_equal:
         text = f"update {update.index}: the rewards differ, so the rollouts already did"
     worst = update.worst
+    off = update.off(bound)
+    if off and dataclasses.replace(update, beside=[]).matches(bound):
+        return f"update {update.index}: " + "; ".join(item.text() for item in off[:SHOWN])
     if worst is None:
         return text
     amount = ""

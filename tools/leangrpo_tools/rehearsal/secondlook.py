@@ -157,7 +157,9 @@ class _Looking:
         return False
 
     def _compare(self, reference: Records, other: Records) -> list[Update]:
-        return records.compare(self.stage.server, reference, other, self.stage.script.across_ranks(self.stage.config))
+        across = self.stage.script.across_ranks(self.stage.config)
+        found = records.compare(self.stage.server, reference, other, across)
+        return [dataclasses.replace(update, beside=[]) for update in found]  # of tensors alone a bound follows
 
     def _run(self, variant: str, tree: Path, follow: Path | None, **how: Any) -> tuple[Records | None, str]:
         """A run that may fail: its records, or None and why."""

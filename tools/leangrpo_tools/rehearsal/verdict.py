@@ -7,6 +7,8 @@ import enum
 from collections.abc import Sequence
 
 NOTHING_REPLAYED = "LG411"
+PARTLY_REPLAYED = "LG412"
+HELD_IN_VAIN = "LG413"
 
 
 @dataclasses.dataclass(frozen=True)

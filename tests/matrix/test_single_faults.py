@@ -1,0 +1,129 @@
+"""Single faults in patched scripts, recipes and the runtime, one at a time: each must have a word in the report.
+
+    bash tools/test -m matrix tests/matrix/test_single_faults.py -n 0 -s
+
+prints the table: the fault, its kind, ranks, the verdict, and what has caught it. A fault after which less is saved
+makes a warning at least; one that is wrong a mismatch, or it stands under "not tested".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.edits import edited
+from support.faultlist import FLUX, GONE, MINI, SD3, UNSEEN, Fault
+
+from leangrpo_tools import data, fetch, lock
+from leangrpo_tools.apply import apply
+from leangrpo_tools.errors import KitError
+from leangrpo_tools.rehearsal import trees
+from leangrpo_tools.rehearsal.rehearse import find_script, rehearse
+from leangrpo_tools.rehearsal.session import Session
+
+pytestmark = [pytest.mark.matrix, pytest.mark.slow, pytest.mark.upstream]
+SIZES = {"DanceGRPO": {"updates": 4, "updates_per_rollout": 2}, "flowGRPO": {"updates": 2, "updates_per_rollout": 2}}
+ALL = [("DanceGRPO", "flux", FLUX), ("mini", "train", MINI), ("flowGRPO", "sd3", SD3)]
+CASES = [(up, script, fault, ranks) for up, script, faults in ALL for fault in faults for ranks in fault.ranks]
+
+
+@dataclasses.dataclass
+class Table:
+    """Patched trees, the session that all rehearsals share, and the rows so far."""
+
+    session: Session
+    folder: Path
+    found: dict[str, trees.Trees] = dataclasses.field(default_factory=dict)
+
+    def of(self, upstream: str, script: str) -> trees.Trees:
+        """Both trees of a script."""
+        if upstream not in self.found:
+            entry = lock.load().upstreams[upstream]
+            if isinstance(entry, lock.GitEntry) and not fetch.cached(upstream, entry):
+                pytest.skip(f"{upstream} is not in the cache; run once: apply-patch {upstream} /tmp/x")
+            apply(upstream, self.folder / upstream, scripts=[script])
+            self.found[upstream] = trees.export(self.folder / upstream, self.folder / f"{upstream} trees", script)
+        return self.found[upstream]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
+    folder = tmp_path_factory.mktemp("faults")
+    print(f"\n{'upstream':10} {'fault':48} {'kind':7} ranks  {'verdict':20} what caught it")
+    with Session(folder / "runs") as session:
+        yield Table(session, folder)
+
+
+def faulty(fault: Fault, patched: Path, target: Path) -> Path:
+    """A copy of the patched tree with the fault."""
+    shutil.copytree(patched, target)
+    files = [file for file in target.rglob("*.py") if "lean" in file.read_text(encoding="utf-8", errors="replace")]
+    if fault.text is not None:
+        module, old, new = fault.text
+        files = [file for file in files if file.parent.name == "_leangrpo" and file.stem == module]
+        (source,) = [file.read_text(encoding="utf-8") for file in files]
+        assert old in source
+        files[0].write_text(source.replace(old, new), encoding="utf-8")
+    for edit in fault.edits:
+        done = 0
+        for file in files:
+            if file.parent.name != "_leangrpo" and "_leangrpo" not in file.parts:
+                try:
+                    file.write_text(edited(file.read_text(encoding="utf-8"), [edit]), encoding="utf-8")
+                    done += 1
+                except (LookupError, StopIteration):
+                    continue
+        assert done, f"{fault.what}: an edit finds nothing"
+    return target
+
+
+def without(upstream: str, script: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tree patched by a recipe that leaves a place out."""
+    kit = tmp_path / "kit"
+    for name in ("patches", "leangrpo_core"):
+        shutil.copytree(data.data_root() / name, kit / name)
+    shutil.copyfile(data.data_root() / "upstreams.lock", kit / "upstreams.lock")
+    recipe = kit / "patches" / upstream / "recipe.yaml"
+    head, *blocks = recipe.read_text(encoding="utf-8").split("      - codemod: ")
+    left = [block for block in blocks if f"name: {place}\n" not in block]
+    assert len(left) < len(blocks)
+    recipe.write_text("      - codemod: ".join([head, *left]), encoding="utf-8")
+    with monkeypatch.context() as patching:
+        patching.setattr(data, "data_root", lambda: kit)
+        apply(upstream, tmp_path / "tree", scripts=[script])
+        return trees.export(tmp_path / "tree", tmp_path / "trees", script).patched
+
+
+@pytest.mark.parametrize(
+    ("upstream", "script", "fault", "ranks"), CASES, ids=[f"{c[0]}: {c[2].what}, ranks {c[3]}" for c in CASES]
+)
+def test_a_fault_has_a_word(
+    table: Table, upstream: str, script: str, fault: Fault, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = table.of(upstream, script)
+    verdict, word = "refused", ""
+    try:
+        if fault.recipe:
+            tree = without(upstream, script, fault.recipe, tmp_path, monkeypatch)
+        else:
+            tree = faulty(fault, found.patched, tmp_path / "patched")
+        config = find_script(found.rehearsal).configure(
+            ranks=ranks, ema=fault.ema, precision=fault.precision, options=fault.options, **SIZES.get(upstream, {})
+        )
+        report = rehearse(
+            found.rehearsal, found.native, tree, config, session=table.session, timeout_s=60, control=False
+        )
+        verdict = report.verdict.value
+        named = [words for words in report.not_tested if fault.named and fault.named in words]
+        words = [*report.problems, *(f"{item.code}: {item.text}" for item in report.warnings)]
+        allowed = named if fault.kind == UNSEEN else []
+        if fault.kind == GONE or report.problems:
+            allowed = words
+        word = (allowed or [""])[0] if allowed is not named else f"not tested: {fault.named}"
+    except KitError as error:
+        word = str(error)
+    print(f"{upstream:10} {fault.what:48} {fault.kind:7} {ranks:5}  {verdict:20} {word[:160] or 'NO WORD'}", flush=True)
+    assert word, f"{fault.what}: {verdict} without a word"
