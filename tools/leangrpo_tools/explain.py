@@ -225,10 +225,11 @@ EXPLAINED: dict[str, tuple[str, str]] = {
     ),
     "LG502": (
         "The launch file starts none of the upstream's known scripts, or the script that trains a preset is not known.",
-        "Give the file that starts the training script itself, or --script S.",
+        "Give the file that starts the training script itself, or --script S where the script has another name.",
     ),
     "LG503": (
-        "The launch file takes the number of processes from a variable or from the machine.",
+        "The launch file takes the number of processes from a variable or from the machine, or what it starts may be "
+        "several processes.",
         "Say it: --ranks N.",
     ),
     "LG504": (
