@@ -353,3 +353,13 @@ def test_one_sample_per_call_counts_as_before() -> None:
     size = Rollout(samples=24, trained=24, steps=16, trained_steps=9, accumulation=12, backward=3.0)
     assert size.graphs == size.saved == 108 and size.network_calls(True) == size.forwards(True)
     assert size.ratio_with(50) == pytest.approx(size.cost(0) / (size.cost(0) - 50))
+
+
+def test_launch_files_that_a_shell_works_out(tree) -> None:
+    start = (
+        "accelerate launch --config_file $1 --num_processes $((N*2)) scripts/train_sd3.py --config config/grpo.py:mine"
+    )
+    report = launched(tree, f"N=4\n{start} --config.sample.sde_window_range=$SPAN")
+    plain = launched(tree, start.replace("$((N*2))", "8"))
+    assert report.ranks == plain.ranks == 8 and report.rollout == plain.rollout
+    assert any("DeepSpeed" in note for note in report.notes)
