@@ -271,7 +271,8 @@ class Script:
 
     def branches(self, config: Config) -> list[Branch]:
         """Parts of the script that this configuration does not enter."""
-        return []
+        averaged = dataclasses.replace(config, ema=True)
+        return [] if config.ema or self.supports(averaged) else [Branch("EMA (--ema)", {"ema": True})]
 
     def known_reasons(self, config: Config) -> tuple[str, ...]:
         """Parts of the runtime's reasons for which this rehearsal, by itself, has steps recomputed."""

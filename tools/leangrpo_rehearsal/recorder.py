@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from leangrpo_rehearsal.beside import LIMIT, NORM
 from leangrpo_rehearsal.interleave import Turns
-from leangrpo_rehearsal.witness import Witness, as_number, of_the_runtime
+from leangrpo_rehearsal.witness import Witness, as_number, of_the_runtime, peak_rss
 from leangrpo_rehearsal.wrappers import local
 
 COLLECTIVES = {
@@ -104,7 +104,7 @@ class Recorder:
             "no_grad": self.forwards["no_grad"],
             "collectives": dict(sorted(self.collectives.items())),
             "seconds": self._ended - self._started if self._started is not None else 0.0,
-            "peak_rss_bytes": _peak_rss(),
+            "peak_rss_bytes": peak_rss(),
         }
         (self.out / "summary.json").write_text(json.dumps(summary))
         told, averages = self.witness.cut()
@@ -298,9 +298,3 @@ def _average(parameters: Iterable[torch.Tensor]) -> None:
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
-
-
-def _peak_rss() -> int:
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -35,8 +35,6 @@ class DanceGRPO(Script):
         "learning_rate", "same_noise", "prompts", "generations", "layout", "updates", "side", "group", "checkpoints",
         "clip_range",
     )  # fmt: skip
-    averages = False
-    """Whether the script knows an average of the weights."""
 
     def configure(self, **chosen: Any) -> Config:
         """Samples per rank are `prompts` times `generations`."""
@@ -160,7 +158,7 @@ class DanceGRPO(Script):
 
     def branches(self, config: Config) -> list[Branch]:
         """What the command line switches on or off, and what needs several prompts, or a save."""
-        found = []
+        found = super().branches(config)
         if config.option("group", "1") == "1":
             alone = (("group", "0"), ("prompts", str(config.generations)), ("generations", "1"))
             found.append(Branch(
@@ -173,8 +171,6 @@ class DanceGRPO(Script):
             several = (("prompts", "2"), ("generations", str(config.generations // 2)))
             words = "several prompts per rank (each group's place among the samples, --option prompts=2)"
             found.append(Branch(words, {"options": several} if config.generations % 4 == 0 else None))
-        if self.averages and not config.ema:
-            found.append(Branch("EMA (--ema)", {"ema": True}))
         if config.option("checkpoints", "0") == "0":
             found.append(Branch("saving checkpoints", {"options": (("checkpoints", "1"),)}))
         return [*found, Branch("resuming from a checkpoint")]

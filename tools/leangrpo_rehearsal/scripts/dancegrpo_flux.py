@@ -26,7 +26,6 @@ class Flux(DanceGRPO):
     preload = (*PRELOAD, "diffusers:FluxTransformer2DModel", "diffusers:AutoencoderKL")
     options = (*DanceGRPO.options, "width")
     skipped_batches = 0
-    averages = True
 
     def prepare(self, workdir: Path, config: Config) -> None:
         """Transformer, VAE, prompts."""

@@ -16,7 +16,6 @@ class FluxLora(Flux):
     name = "flux_lora"
     path = "fastvideo/train_grpo_flux_lora.py"
     skipped_batches = 1  # init_steps + 1
-    averages = False
     preload = (*Flux.preload, "diffusers:FluxPipeline", "diffusers.loaders.peft", "peft.tuners.lora")
 
     def supports(self, config: Config) -> str | None:
