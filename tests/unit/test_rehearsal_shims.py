@@ -157,8 +157,8 @@ def test_what_a_script_cannot_do_is_said_before_a_tree_is_made(
         assert words in caught.value.what
 
 
-def test_the_server_reports_a_module_it_cannot_import() -> None:
-    with ForkServer() as server, pytest.raises(KitError) as caught:
+def test_the_server_reports_a_module_it_cannot_import(tmp_path: Path) -> None:
+    with ForkServer(tmp_path) as server, pytest.raises(KitError) as caught:
         server.preload(("no_such_module_anywhere",))
     assert caught.value.code == "LG401" and "no_such_module_anywhere" in caught.value.what
 

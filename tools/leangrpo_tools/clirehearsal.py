@@ -9,12 +9,17 @@ import typer
 
 from leangrpo_tools.cliargs import Json, Name, Source
 
+Python = Annotated[
+    str | None, typer.Option(metavar="PYTHON", help="The interpreter that trains; default: the one that runs the kit.")
+]
+
 
 def verify_command(
     name: Name,
     script: Annotated[str, typer.Option(metavar="S", help="The training script to rehearse.")],
     tree: Annotated[Path | None, typer.Option(metavar="DEST", help="A patched tree; default: a fresh one.")] = None,
     source: Source = None,
+    python: Python = None,
     schedule: Annotated[
         str, typer.Option(help="retain, reweight, recompute (upstream's own behaviour) or auto.")
     ] = "retain",
@@ -47,6 +52,7 @@ def verify_command(
             script=script,
             tree=tree,
             source=source,
+            python=python,
             schedule=schedule,
             buffers=buffers,
             sync=sync,
@@ -69,6 +75,7 @@ def bench_command(
     script: Annotated[str, typer.Option(metavar="S", help="The training script to time.")],
     tree: Annotated[Path | None, typer.Option(metavar="DEST", help="A patched tree; default: a fresh one.")] = None,
     source: Source = None,
+    python: Python = None,
     repeat: Annotated[int, typer.Option(min=1, help="Processes per way of running.")] = 3,
     schedule: Annotated[
         str, typer.Option(help="all: retain, reweight and fewer reductions; or one of them, or auto.")
@@ -96,8 +103,8 @@ def bench_command(
         from leangrpo_tools.rehearsal import bench
 
         report = bench(
-            name, script=script, tree=tree, source=source, repeat=repeat, rollouts=rollouts, ranks=ranks, sync=sync,
-            schedule=schedule,
+            name, script=script, tree=tree, source=source, python=python, repeat=repeat, rollouts=rollouts,
+            ranks=ranks, sync=sync, schedule=schedule,
             updates_per_rollout=updates_per_rollout, precision=precision, checkpointing=checkpointing, budget=budget,
             clock=clock, picture=picture, options=_options(option),
         )  # fmt: skip

@@ -142,8 +142,7 @@ EXPLAINED: dict[str, tuple[str, str]] = {
     ),
     "LG302": (
         "You edited lines that the patch put there, or lines beside them, and now the patch changes or goes. Your "
-        "text is under <<<<<<< yours, the kit's under =======. Nothing else was touched.",
-        "Edit the marked lines and run the same command again; it goes on from there. revert-patch DEST --abort puts "
+        "text is under         "Edit the marked lines and run the same command again; it goes on from there. revert-patch DEST --abort puts "
         "the files back as they were before the merge.",
     ),
     "LG303": (
@@ -205,6 +204,7 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "saves nothing. The message has the runtime's reasons, such as dropout that is active.",
         "Remove the reason if you can. The exit status is 0; verify-patch --strict makes it 1.",
     ),
+<<<<<<< HEAD
     "LG412": (
         "A warning: every update is equal, but of what the first update after a rollout evaluates again, the patched "
         "run replayed a part only, so it saves less than it could. The message counts by window and rank, from the "
@@ -217,6 +217,16 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "memory that saves nothing.",
         "The window is larger than an update, or rows and steps have ids that do not fit: see the places `window`, "
         "`policy` and `order` in diff-patch. verify-patch --strict makes the exit status 1.",
+    ),
+    "LG405": (
+        "--python names no Python interpreter, one that does not start, or one older than 3.10.",
+        "Give the interpreter of the environment that trains: --python /path/to/env/bin/python. Nothing is installed "
+        "into that environment, or written there.",
+    ),
+    "LG404": (
+        "The interpreter that rehearses lacks a package that the script needs, or has it in a version that is too old. "
+        "Some scripts need newer packages than upstream's own pins.",
+        "Give --python with an environment that can train this script. The message names package and version.",
     ),
     "LG403": ("The script has no rehearsal, or not with these options.", "The message lists what is allowed."),
     "LG501": (

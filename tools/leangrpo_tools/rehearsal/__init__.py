@@ -38,6 +38,7 @@ def verify(
     script: str,
     tree: Path | str | None = None,
     source: str | None = None,
+    python: str | Path | None = None,
     schedule: str = "retain",
     buffers: str = "sample",
     sync: str = "upstream",
@@ -61,6 +62,7 @@ def verify(
         name: the upstream, in any case.
         script: the script's name in the recipe.
         tree: a patched checkout to rehearse; by default a fresh one, made from the cache or `source`.
+        python: the interpreter that rehearses, by default the kit's own or the session's.
         schedule: the patched run's, `retain`, `reweight`, `recompute` or `auto`.
         buffers: the patched run's LEANGRPO_BUFFERS, `sample` or `affine`.
         sync: the patched run's LEANGRPO_SYNC, `upstream`, `group` or `late`.
@@ -78,7 +80,8 @@ def verify(
         strict: a warning makes the report's exit code 1.
         thorough: also rehearses the branches of the script that this configuration does not enter.
 
-    Raises LG401 when upstream's script cannot be run here, LG403 for a configuration it does not have.
+    Raises LG401 when upstream's script cannot be run here, LG405 for an interpreter that cannot rehearse, LG403 for a
+    configuration that the script does not have, LG404 for a package that is missing or too old.
     """
     _check(schedule, sync, precision, budget, buffers)
     chosen = dict(
@@ -86,7 +89,7 @@ def verify(
         checkpointing=checkpointing, ema=ema, schedule=schedule, budget_gb=budget, sync=sync,
         buffers=buffers, options=tuple(options),
     )  # fmt: skip
-    with _both_trees(name, script, tree, source, session, chosen) as (shared, found, config, say):
+    with _both_trees(name, script, tree, source, session, python, chosen) as (shared, found, config, say):
         from leangrpo_tools.rehearsal.rehearse import rehearse
 
         report = rehearse(
@@ -95,6 +98,7 @@ def verify(
         )  # fmt: skip
         report.strict = strict
         report.notes += found.notes
+        report.tested.append(f"run by {shared.python.describe()}")
         shared.keep |= bool(report.failures)
         return report
 
@@ -105,6 +109,7 @@ def bench(
     script: str,
     tree: Path | str | None = None,
     source: str | None = None,
+    python: str | Path | None = None,
     repeat: int = 3,
     rollouts: int = 3,
     ranks: int = 1,
@@ -128,7 +133,8 @@ def bench(
         picture: a file for a picture of the ratios.
         clock: `wall` seconds, or `cpu` seconds of each rank, which other work on the machine hardly changes.
 
-    Raises LG401 when upstream's script cannot be run here, LG403 for a configuration it does not have.
+    Raises LG401 when upstream's script cannot be run here, LG405 for an interpreter that cannot rehearse, LG403 for a
+    configuration that the script does not have, LG404 for a package that is missing or too old.
     """
     _check("retain" if schedule == "all" else schedule, sync, precision, budget)
     if picture is not None:
@@ -141,7 +147,7 @@ def bench(
         ranks=ranks, updates_per_rollout=updates_per_rollout, precision=precision, checkpointing=checkpointing,
         budget_gb=budget, sync=sync, schedule=schedule, clock=clock, options=tuple(options),
     )  # fmt: skip
-    with _both_trees(name, script, tree, source, None, chosen) as (shared, found, config, say):
+    with _both_trees(name, script, tree, source, None, python, chosen) as (shared, found, config, say):
         from leangrpo_tools.rehearsal.timing import measure
 
         report = measure(
@@ -156,7 +162,7 @@ def bench(
 @contextlib.contextmanager
 def _both_trees(
     name: str, script: str, tree: Path | str | None, source: str | None, session: Session | None,
-    chosen: dict[str, Any],
+    python: str | Path | None, chosen: dict[str, Any],
 ) -> Iterator[tuple[Session, Trees, Config, Callable[[str], None]]]:  # fmt: skip
     """A session, the untouched and the patched tree of a script, what is rehearsed, and somebody to tell what happens.
 
@@ -164,13 +170,13 @@ def _both_trees(
     """
     if tree is not None and source is not None:
         raise KitError("LG103", "--tree does not go with --source", fix="leave one of them out")
-    # torch comes with these; `--help` and usage errors do without.
     from leangrpo_tools.rehearsal import session as sessions
     from leangrpo_tools.rehearsal import trees
-    from leangrpo_tools.rehearsal.rehearse import configured
+    from leangrpo_tools.rehearsal.interpreter import examine
+    from leangrpo_tools.rehearsal.rehearse import configured, find_script
 
     with contextlib.ExitStack() as stack:
-        shared = session or stack.enter_context(sessions.Session())
+        shared = session or stack.enter_context(sessions.Session(python=examine(python)))
         say = stack.enter_context(_progress())
         folder = shared.folder()
         if tree is None:
@@ -183,12 +189,14 @@ def _both_trees(
             rehearsal = recipe.load(upstream).find(script).rehearsal
             if rehearsal:
                 configured(rehearsal, chosen)
+                shared.python.require(script, find_script(rehearsal).preload)
             say(f"patching a fresh checkout of {name}")
             root = folder / "checkout"
             apply(upstream, root, source=source, scripts=[script])
         else:
             root = Path(tree)
         found = trees.export(root, folder, script, upstream=name)
+        shared.python.require(script, find_script(found.rehearsal).preload)
         try:
             yield shared, found, configured(found.rehearsal, chosen), say
         except KitError as error:

@@ -8,7 +8,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from leangrpo_tools.errors import KitError
+from leangrpo_tools.rehearsal.interpreter import Interpreter, environment, examine, lent
 
 
 @dataclasses.dataclass
@@ -30,19 +30,21 @@ class RankExit:
 class ForkServer:
     """A running fork server. Use as a context manager; several rehearsals can share one."""
 
-    def __init__(self) -> None:
-        env = dict(os.environ)
+    def __init__(self, folder: Path, python: Interpreter | None = None) -> None:
+        """`folder` gets what runs in the interpreter, by default the kit's own."""
+        python = python or examine()
+        env = environment(python.own)
         # Freed memory stays with the process, as it does on CUDA: else each kept graph and gradient is timed with the
         # page faults of fresh memory.
         env.update(MALLOC_MMAP_MAX_="0", MALLOC_TRIM_THRESHOLD_=str(1 << 40), MALLOC_TOP_PAD_=str(1 << 26))
         env.update(
             OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1", TOKENIZERS_PARALLELISM="false",
             CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", WANDB_MODE="disabled", PYTHONUNBUFFERED="1",
-            PYTHONPATH=os.pathsep.join(path for path in sys.path if path),
+            PYTHONPATH=os.pathsep.join(filter(None, [str(lent(folder)), env.get("PYTHONPATH")])),
         )  # fmt: skip
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the server)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "leangrpo_rehearsal.server"],
+            [python.path, "-B", "-m", "leangrpo_rehearsal.server"], cwd=folder,  # else it would import from here
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=env, text=True, bufsize=1,
         )  # fmt: skip
         self._events: dict[str, queue.Queue[dict[str, Any] | None]] = {}

@@ -11,6 +11,7 @@ from typing import Any
 
 from leangrpo_rehearsal.base import Config
 from leangrpo_tools.rehearsal.client import ForkServer
+from leangrpo_tools.rehearsal.interpreter import Interpreter, examine
 from leangrpo_tools.rehearsal.records import Records
 from leangrpo_tools.rehearsal.scratch import Scratch
 
@@ -32,10 +33,12 @@ class Session:
     """A fork server, a scratch folder, and native runs by what they depend on. Use as a context manager: then a polite
     signal to end cleans up, too.
 
-    `root` is a folder of the caller's own, which stays. Of a scratch folder the logs stay if `keep` is set.
+    `root` is a folder of the caller's own, which stays. Of a scratch folder the logs stay if `keep` is set. `python`
+    rehearses, by default the kit's own interpreter.
     """
 
-    def __init__(self, root: Path | None = None) -> None:
+    def __init__(self, root: Path | None = None, python: Interpreter | None = None) -> None:
+        self._python = python
         self._scratch = None if root else Scratch()
         self.root = self._scratch.path if self._scratch else Path(root or "")
         self.keep = False
@@ -45,10 +48,17 @@ class Session:
         self._count = 0
 
     @property
+    def python(self) -> Interpreter:
+        """What rehearses. Raises LG405 if it cannot."""
+        if self._python is None:
+            self._python = examine()
+        return self._python
+
+    @property
     def server(self) -> ForkServer:
         """The fork server, started when first asked for."""
         if self._server is None:
-            self._server = ForkServer()
+            self._server = ForkServer(self.root / "lent", self.python)
         return self._server
 
     def folder(self) -> Path:
