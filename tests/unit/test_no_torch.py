@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from leangrpo_tools import data
+from leangrpo_tools import data, support
 
 TRAINING = {
     "absl", "accelerate", "diffusers", "ml_collections", "numpy", "peft", "PIL", "tokenizers", "torch",
@@ -89,6 +89,19 @@ def test_every_command_but_the_rehearsals(tmp_path: Path) -> None:
     without("leangrpo", "support", cwd=tmp_path)
     assert "retain" in without("leangrpo", "plan", "mini", "--launch", "mini/scripts/train.sh", cwd=tmp_path)
     without("revert-patch", "mini", cwd=tmp_path)
+
+
+def test_what_a_rehearsal_is_made_of_is_known_without_torch(tmp_path: Path) -> None:
+    """Configurations, command lines and bounds of every script come from modules that the commands import."""
+    names = {script.rehearsal for _, script in support.scripts() if script.rehearsal}
+    assert len(names) > 10
+    code = WITHOUT.partition("from leangrpo_tools import cli")[0]
+    code += "from leangrpo_tools.rehearsal.rehearse import find_script\n"
+    code += f"for name in {sorted(names)!r}:\n    script = find_script(name)\n    config = script.configure()\n"
+    code += "    script.bound_for_schedule(config), script.supports(config), script.regrouped(config)\n"
+    code += "assert not [name for name in sys.modules if name.partition('.')[0] == 'torch']\n"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ with zipfile.ZipFile(pathlib.Path(__file__).parent) as bundle:
     bundle.extractall(folder, [name for name in bundle.namelist() if name.startswith("kit/")])
 sys.path[0:1] = [folder + "/kit/tools", folder + "/kit"]
 sys.argv[0] = "leangrpo"
-from leangrpo_tools.cli import leangrpo
+from leangrpo_tools.main import leangrpo
 
 leangrpo()
 """

@@ -40,6 +40,7 @@ CODES: dict[str, Code] = {
     "LG121": Code("the command line is not understood", 2),
     "LG131": Code("a path cannot be used", 2),
     "LG132": Code("the cache is damaged", 3),
+    "LG122": Code("a package that the kit needs is missing or too old", 3),
     "LG199": Code("an unexpected error", 3),
     "LG201": Code("an anchor does not match", 1),
     "LG202": Code("the recipe is invalid", 2),

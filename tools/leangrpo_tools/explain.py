@@ -94,6 +94,12 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "Run it once where there is network, or give a local clone (--source PATH) or a bundle (--bundle FILE): the "
         "cache is then filled again by itself.",
     ),
+    "LG122": (
+        "The kit was installed without its dependencies, or another project pins one of them in a version that the kit "
+        "cannot use, as DanceGRPO's pins do with pydantic.",
+        "Install the kit in an environment of its own. verify-patch and bench-patch take --python with the interpreter "
+        "that trains.",
+    ),
     "LG199": (
         "A fault of the kit, or something on this machine that it does not know. What it says of a patch or a "
         "rehearsal does not count.",

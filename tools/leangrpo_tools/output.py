@@ -23,6 +23,7 @@ from typing import Any
 from leangrpo_tools.disk import BAD_NAME, FULL, bad_path, disk_full, is_full, no_room, problem
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.gitcmd import GitFailed, clean_environment
+from leangrpo_tools.packages import broken
 
 DEBUG = "LEANGRPO_DEBUG"
 """The variable that has tracebacks printed."""
@@ -185,6 +186,8 @@ def known(err: BaseException) -> KitError:
     """Any error under a code; LG199 for what nobody foresaw, whose details go into a file."""
     if isinstance(err, KitError):
         return err
+    if isinstance(err, ImportError) and (lacking := broken(err)):
+        return lacking
     if isinstance(err, GitFailed):
         if err.full:
             return disk_full(Path.cwd())

@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from leangrpo_rehearsal.base import Config, Context
+
+if TYPE_CHECKING:
+    import torch
 
 Sample = tuple[int, int, int]  # the rank whose prompt it is, number of the prompt on that rank, generation
 
@@ -46,6 +47,8 @@ def install(context: Context, calls: int) -> None:
     Args:
         calls: how often the script draws a first latent per rollout of the patched configuration.
     """
+    import torch
+
     config = context.config
     steps = config.steps
     noise = _Draws(samples(context.rank, context.world, config, context.patched), steps)
@@ -90,6 +93,8 @@ class _Draws:
 
 
 def _generator(*what: Any) -> torch.Generator:
+    import torch
+
     seed = hashlib.sha256(repr(what).encode()).digest()[:7]
     return torch.Generator().manual_seed(int.from_bytes(seed, "big"))
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leangrpo_rehearsal import stubs
-from leangrpo_rehearsal.recorder import Recorder
+
+if TYPE_CHECKING:
+    from leangrpo_rehearsal.recorder import Recorder
 
 
 def videos_in_memory() -> dict[str, Any]:
