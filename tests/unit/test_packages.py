@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import tomllib
 
 from leangrpo_tools import data
 from leangrpo_tools.packages import PACKAGES
@@ -68,6 +67,7 @@ def test_no_missing_package_ends_in_a_traceback(module: str, tmp_path: Path) -> 
 
 @pytest.mark.skipif(not (data.data_root() / "pyproject.toml").is_file(), reason="not in a checkout")
 def test_what_is_declared_is_what_is_known() -> None:
+    tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((data.data_root() / "pyproject.toml").read_text())["project"]
     names = {re.split("[><=]", item)[0] for item in project["dependencies"]}
     assert names == set(PACKAGES.values())

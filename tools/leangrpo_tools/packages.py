@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 
 from leangrpo_tools.errors import KitError
@@ -21,7 +20,7 @@ def broken(error: ImportError) -> KitError | None:
     package = PACKAGES.get(module)
     if package is None:
         return None
-    if isinstance(error, ModuleNotFoundError) and importlib.util.find_spec(module) is None:
+    if isinstance(error, ModuleNotFoundError) and error.name == module:
         what = f"{sys.executable} has no {package}, which the kit needs"
         cause = "the kit was installed without its dependencies, or for another interpreter"
     else:
