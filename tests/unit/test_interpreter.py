@@ -32,7 +32,7 @@ def says(version: list[int], packages: dict[str, str]) -> str:
 def refused(python: Path | str) -> KitError:
     with pytest.raises(KitError) as caught:
         examine(python)
-    assert caught.value.code == "LG402" and caught.value.fix and caught.value.exit_code == 3
+    assert caught.value.code == "LG405" and caught.value.fix and caught.value.exit_code == 3
     return caught.value
 
 
