@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from support.fixes import Shell, follows
 
 from leangrpo_tools.apply import apply
+from leangrpo_tools.errors import KitError
+from leangrpo_tools.rehearsal.interpreter import examine
 
 
 @pytest.fixture
@@ -52,3 +56,19 @@ def test_a_script_that_does_not_run(tree: Path, shell: Shell) -> None:
     assert folder and any("no_such_module" in path.read_text() for path in Path(folder[1]).rglob("*") if path.is_file())
     script.write_text(text)
     shell.works(*command)
+
+
+@follows("LG405")
+@follows("LG404")
+def test_an_interpreter_that_can_rehearse(tmp_path: Path) -> None:
+    """The first fix names the interpreter in a folder; the second one says what an environment has to have."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    with pytest.raises(KitError, match="LG405|folder") as caught:
+        examine(tmp_path)
+    found = examine(caught.value.fix.removeprefix("--python "))
+    old = dataclasses.replace(found, packages=found.packages | {"torch": "2.4.0"})
+    with pytest.raises(KitError) as lacking:
+        old.require("train", ("torch",))
+    (floor,) = re.findall(r"has torch (\S+) or newer", lacking.value.fix)
+    dataclasses.replace(found, packages={"torch": floor}).require("train", ("torch",))

@@ -25,6 +25,7 @@ VERBS = {
 }
 PROGRAMS = (*VERBS, "git", "chmod", "cp", "mv", "rm", "ls", "df", "python", "unset")
 NOT_FOLLOWED = {
+    "LG122": "the fix installs the kit into another environment, from a package registry",
     "LG111": "the fix reinstalls the kit, from where it was installed",
     "LG402": "a fault of the rehearsal; the fix is to report it",
     "LG411": "a verdict of a report that went to its end; the report has the reasons, step by step",
