@@ -64,7 +64,7 @@ def test_an_interpreter_that_can_rehearse(tmp_path: Path) -> None:
     """The first fix names the interpreter in a folder; the second one says what an environment has to have."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/python").symlink_to(sys.executable)
-    with pytest.raises(KitError, match="LG405|folder") as caught:
+    with pytest.raises(KitError, match="folder") as caught:
         examine(tmp_path)
     found = examine(caught.value.fix.removeprefix("--python "))
     old = dataclasses.replace(found, packages=found.packages | {"torch": "2.4.0"})

@@ -148,7 +148,8 @@ EXPLAINED: dict[str, tuple[str, str]] = {
     ),
     "LG302": (
         "You edited lines that the patch put there, or lines beside them, and now the patch changes or goes. Your "
-        "text is under         "Edit the marked lines and run the same command again; it goes on from there. revert-patch DEST --abort puts "
+        "text is under <<<<<<< yours, the kit's under =======. Nothing else was touched.",
+        "Edit the marked lines and run the same command again; it goes on from there. revert-patch DEST --abort puts "
         "the files back as they were before the merge.",
     ),
     "LG303": (
@@ -210,7 +211,6 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "saves nothing. The message has the runtime's reasons, such as dropout that is active.",
         "Remove the reason if you can. The exit status is 0; verify-patch --strict makes it 1.",
     ),
-<<<<<<< HEAD
     "LG412": (
         "A warning: every update is equal, but of what the first update after a rollout evaluates again, the patched "
         "run replayed a part only, so it saves less than it could. The message counts by window and rank, from the "
