@@ -10,8 +10,6 @@ import types
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from leangrpo_rehearsal import eightbit
-
 
 class _AnyType(type):
     """Metaclass of placeholders: every attribute is another placeholder, so class bodies and decorators survive."""
@@ -63,6 +61,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         if module.__name__ in ("bitsandbytes", "bitsandbytes.optim"):
+            from leangrpo_rehearsal import eightbit  # it imports torch, which the commands do without
+
             eightbit.fill(module)
 
 
