@@ -16,7 +16,7 @@ from pathlib import Path
 from leangrpo_tools.errors import KitError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-BAD_NAME = (errno.ENAMETOOLONG, errno.ELOOP)
+BAD_NAME = (errno.ENAMETOOLONG,)
 LONGEST_NAME = 255
 """Bytes of one part of a path, on the usual file systems."""
 

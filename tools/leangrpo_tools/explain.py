@@ -84,8 +84,7 @@ EXPLAINED: dict[str, tuple[str, str]] = {
     ),
     "LG120": ("A typing error, or a code of a newer version of the kit.", "Codes look like LG201."),
     "LG131": (
-        "A name is longer than file systems take (255 bytes between two slashes), has a NUL in it, or is a link that "
-        "leads to itself.",
+        "A name is longer than file systems take (255 bytes between two slashes), or has a NUL in it.",
         "Choose a shorter name. The message has the path.",
     ),
     "LG132": (

@@ -197,7 +197,9 @@ def known(err: BaseException) -> KitError:
             temporary = Path(tempfile.gettempdir())
             return disk_full(Path(err.filename).parent if isinstance(err.filename, str) else
                              temporary if no_room(temporary) else Path.cwd())  # fmt: skip
-        if err.errno in BAD_NAME or (err.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and err.filename):
+        if err.errno in BAD_NAME or (
+            err.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP) and err.filename
+        ):
             return problem(err, Path(os.fsdecode(err.filename)).parent)
     if isinstance(err, ValueError) and "null byte" in str(err):
         return bad_path("a path", str(err))
