@@ -6,8 +6,10 @@ import errno
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from leangrpo_tools import processes
 from leangrpo_tools.errors import KitError
@@ -39,6 +41,7 @@ LOCAL = (
     "GIT_EXTERNAL_DIFF",
     "GIT_CONFIG_PARAMETERS",
     "GIT_CONFIG_COUNT",
+    "GIT_PYTHON_GIT_EXECUTABLE",  # only the git of PATH is used
 )
 FULL = ("no space left", "out of diskspace", "disk quota", "file too large", f"died of signal {processes.TOO_LARGE}")
 """git's words, in lower case, where it has no room to write."""
@@ -150,12 +153,26 @@ class Git:
             # What is followed fetches, and ssh may have to ask at the terminal: it stays in the terminal's session.
             return processes.run(
                 self.command(*args), self.folder, stdin or b"", {**os.environ, **self._env, **env},
-                heard=heard, own_session=heard is None,
+                heard=heard, own_session=heard is None, start=_start,
             )  # fmt: skip
         except OSError as err:
             if err.errno in (errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR) and self.folder.is_dir():
                 raise no_git() from err
             raise
+
+
+def _start(command: list[str], folder: Path, env: dict[str, str], own_session: bool) -> subprocess.Popen[bytes]:
+    os.environ["GIT_PYTHON_REFRESH"] = "quiet"  # importing it would try git out, and raise without one
+    import git
+
+    try:
+        started: Any = git.Git(str(folder)).execute(
+            command, as_process=True, istream=subprocess.PIPE, env=env, start_new_session=own_session
+        )
+    except git.GitCommandNotFound as error:
+        raise FileNotFoundError(errno.ENOENT, str(error)) from error
+    process, started.proc = started.proc, None  # it would end the process as soon as nobody holds `started`
+    return process
 
 
 def no_git() -> KitError:

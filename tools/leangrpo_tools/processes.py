@@ -28,20 +28,28 @@ class Done:
     stderr: bytes
 
 
+Start = Callable[[list[str], Path, dict[str, str], bool], "subprocess.Popen[bytes]"]
+
+
+def _start(command: list[str], folder: Path, env: dict[str, str], own_session: bool) -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, cwd=folder, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=own_session
+    )
+
+
 def run(
     command: list[str], folder: Path, stdin: bytes, env: dict[str, str], *,
-    heard: Callable[[bytes], None] | None = None, own_session: bool = True,
+    heard: Callable[[bytes], None] | None = None, own_session: bool = True, start: Start = _start,
 ) -> Done:  # fmt: skip
     """Run a command to its end, or to its silence: then its status is -SIGKILL and stderr says so.
 
     Args:
         heard: is given stderr, chunk by chunk, as it comes.
         own_session: apart from the terminal, so that everything that the command has started ends with it.
+        start: makes the process, with pipes for its three streams.
     """
-    process = subprocess.Popen(
-        command, cwd=folder, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=own_session,
-    )  # fmt: skip
+    process = start(command, folder, env, own_session)
     said: queue.Queue[tuple[str, bytes]] = queue.Queue()
     assert process.stdin and process.stdout and process.stderr
     for task in (
