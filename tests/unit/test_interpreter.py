@@ -67,8 +67,8 @@ def test_packages_are_named_before_anything_runs(tmp_path: Path) -> None:
     python = program(tmp_path / "old torch", says([3, 10, 1], has | {"torch": "2.4.1+cu121"}))
     with pytest.raises(KitError, match=r"torch 2\.4\.1\+cu121, train needs 2\.5"):
         verify("mini", script="train", python=python)
-    python = program(tmp_path / "pins", says([3, 10, 1], has | {"diffusers": "0.32.0"}))
-    with pytest.raises(KitError, match=r"diffusers 0\.32\.0, wan_2_1 needs 0\.33") as caught:
+    python = program(tmp_path / "pins", says([3, 10, 1], has | {"diffusers": "0.33.1"}))
+    with pytest.raises(KitError, match=r"diffusers 0\.33\.1, wan_2_1 needs 0\.35") as caught:
         verify("danceGRPO", script="wan_2_1", python=python)
     assert caught.value.code == "LG404" and "0.35.2" in caught.value.fix
 

@@ -157,6 +157,8 @@ class Script:
     """Classes whose calls are counted as policy forwards, `module:Class`; only the outermost call counts."""
     preload: tuple[str, ...] = ("torch",)
     """What the fork server imports before it forks, `module` or `module:Attribute` for lazily loaded attributes."""
+    needs: tuple[tuple[str, str], ...] = ()
+    """Packages and the oldest versions with which upstream's script runs, where what is preloaded does not tell."""
     stubs: tuple[str, ...] = ()
     """Top-level modules replaced by an empty stand-in where they are not installed."""
     options: tuple[str, ...] = ()

@@ -26,6 +26,7 @@ class Wan(DanceGRPO):
     policy = ("diffusers:WanTransformer3DModel",)
     synchronised = False
     preload = (*PRELOAD, "diffusers:WanTransformer3DModel", "diffusers:AutoencoderKLWan")
+    needs = (("diffusers", "0.35"),)  # the VAE of 0.33 has no tiling, which the script switches on
 
     def supports(self, config: Config) -> str | None:
         """Upstream's script has no EMA."""

@@ -189,14 +189,16 @@ def _both_trees(
             rehearsal = recipe.load(upstream).find(script).rehearsal
             if rehearsal:
                 configured(rehearsal, chosen)
-                shared.python.require(script, find_script(rehearsal).preload)
+                wanted = find_script(rehearsal)
+                shared.python.require(script, wanted.preload, wanted.needs)
             say(f"patching a fresh checkout of {name}")
             root = folder / "checkout"
             apply(upstream, root, source=source, scripts=[script])
         else:
             root = Path(tree)
         found = trees.export(root, folder, script, upstream=name)
-        shared.python.require(script, find_script(found.rehearsal).preload)
+        wanted = find_script(found.rehearsal)
+        shared.python.require(script, wanted.preload, wanted.needs)
         try:
             yield shared, found, configured(found.rehearsal, chosen), say
         except KitError as error:

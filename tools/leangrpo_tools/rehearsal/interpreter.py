@@ -57,9 +57,9 @@ class Interpreter:
         python = ".".join(map(str, self.version))
         return f"{'the kit' if self.own else self.path}: Python {python}, {', '.join(known) or 'no torch'}"
 
-    def require(self, script: str, preload: tuple[str, ...]) -> None:
+    def require(self, script: str, preload: tuple[str, ...], own: tuple[tuple[str, str], ...] = ()) -> None:
         """Raises LG404 for the first package that a script's rehearsal needs and this environment lacks."""
-        for package, floor, why in needs.of(preload):
+        for package, floor, why in needs.of(preload, own):
             found = self.packages.get(package)
             if found is None:
                 raise KitError(

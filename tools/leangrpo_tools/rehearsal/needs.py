@@ -27,8 +27,11 @@ def module(package: str) -> str:
     return MODULES.get(package, package)
 
 
-def of(preload: tuple[str, ...]) -> list[tuple[str, str, str]]:
-    """Package, oldest version and why, by what is preloaded. Any version is empty; so is why, where none was tried."""
+def of(preload: tuple[str, ...], own: tuple[tuple[str, str], ...] = ()) -> list[tuple[str, str, str]]:
+    """Package, oldest version and why, by what is preloaded, and by what a script has of its `own`.
+
+    Any version is empty; so is why, where none was tried.
+    """
     packages = {module(package): package for package in FLOORS}
     found: dict[str, tuple[str, str]] = {}
     for name in preload:
@@ -39,6 +42,8 @@ def of(preload: tuple[str, ...]) -> list[tuple[str, str, str]]:
         if name in SINCE and older(floor, SINCE[name]):
             floor, why = SINCE[name], f", which has {name.partition(':')[2]}"
         found[package] = (floor, why)
+    for package, floor in own:
+        found[package] = (floor, ", which has what upstream's script calls")
     return [(package, *needed) for package, needed in found.items()]
 
 
