@@ -60,22 +60,26 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
 def faulty(fault: Fault, patched: Path, target: Path) -> Path:
     """A copy of the patched tree with the fault."""
     shutil.copytree(patched, target)
-    files = [file for file in target.rglob("*.py") if "lean" in file.read_text(encoding="utf-8", errors="replace")]
+    runtime, scripts = [], []
+    for file in target.rglob("*.py"):
+        if "_leangrpo" in file.parts:
+            runtime.append(file)
+        elif "_leangrpo" in file.read_text(encoding="utf-8", errors="replace"):
+            scripts.append(file)
     if fault.text is not None:
         module, old, new = fault.text
-        files = [file for file in files if file.parent.name == "_leangrpo" and file.stem == module]
-        (source,) = [file.read_text(encoding="utf-8") for file in files]
-        assert old in source
-        files[0].write_text(source.replace(old, new), encoding="utf-8")
+        (changed,) = [file for file in runtime if file.stem == module]
+        source = changed.read_text(encoding="utf-8")
+        assert source.count(old) == 1
+        changed.write_text(source.replace(old, new), encoding="utf-8")
     for edit in fault.edits:
         done = 0
-        for file in files:
-            if file.parent.name != "_leangrpo" and "_leangrpo" not in file.parts:
-                try:
-                    file.write_text(edited(file.read_text(encoding="utf-8"), [edit]), encoding="utf-8")
-                    done += 1
-                except (LookupError, StopIteration):
-                    continue
+        for file in scripts:
+            try:
+                file.write_text(edited(file.read_text(encoding="utf-8"), [edit]), encoding="utf-8")
+                done += 1
+            except (LookupError, StopIteration):
+                continue
         assert done, f"{fault.what}: an edit finds nothing"
     return target
 
