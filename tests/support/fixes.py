@@ -29,6 +29,8 @@ NOT_FOLLOWED = {
     "LG111": "the fix reinstalls the kit, from where it was installed",
     "LG402": "a fault of the rehearsal; the fix is to report it",
     "LG411": "a verdict of a report that went to its end; the report has the reasons, step by step",
+    "LG412": "a verdict, as LG411: the report has the reasons, window by window",
+    "LG413": "a verdict, as LG411: the report says in which windows graphs were held in vain",
     "LG606": "no trainer here comes to it: FSDP1 with two calls per step, of which one is held and one is not",
     "LG117": "the fix is to train with upstream's own code: nothing of the kit's runs",
     "LG199": "an error that nobody foresaw; the fix is to report it",

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from leangrpo_rehearsal.base import Bound, Branch
-from leangrpo_rehearsal.beside import CLIPPED, LIMIT, NORM, UNCLIPPED, Repeated, decided, differences, repeated
+from leangrpo_rehearsal.beside import CLIPPED, LIMIT, NORM, UNCLIPPED, Repeated, decided, differences, moved, repeated
 from leangrpo_rehearsal.scripts import dancegrpo_flux
 from leangrpo_rehearsal.witness import Witness, as_number
 from leangrpo_tools.rehearsal import replays
@@ -94,6 +94,27 @@ def test_what_a_script_logs_is_noted_and_clocks_are_not(monkeypatch: pytest.Monk
     assert witness.cut()[0] == {}
 
 
+class HeldEMA:
+    """An average of weights, as scripts hold one."""
+
+    def __init__(self) -> None:
+        self.averages = [torch.zeros(2), torch.zeros(1)]
+
+
+def test_whether_an_average_moved() -> None:
+    """Unknown where there is none: one that a script never updates says nothing of its updates."""
+    witness, notes = Witness(), []
+    notes.append(witness.cut()[0])
+    held = HeldEMA()
+    witness = Witness()
+    notes.extend(witness.cut()[0] for _ in range(2))
+    assert not moved(notes)
+    held.averages[0].add_(1.0)
+    told, averages = witness.cut()
+    assert moved([*notes, told]) and averages["HeldEMA.averages.0"].tolist() == [1.0, 1.0]
+    assert not moved([witness.cut()[0]])
+
+
 def test_numbers_that_are_logged() -> None:
     assert (as_number(True), as_number("0.25"), as_number(torch.ones(1))) == (1.0, 0.25, 1.0)
     assert as_number(torch.ones(2)) is None
@@ -133,13 +154,15 @@ def test_what_was_replayed_is_counted_from_outside(
     assert found == [Repeated(1, 0, 6, saved, held)]
     windows = [[{"replayed": 6, "selected": 6, "reasons": {}}]]
     assert [warned.code for warned in replays.warnings(found, windows, ())] == codes
-    assert f"{saved} of 6" in "".join(replays.lines(found))
+    assert f"{saved} of 6" in "".join(replays.lines(found, windows, ()))
 
 
 def test_reasons_that_a_rehearsal_knows_make_no_warning() -> None:
     found = repeated(runs((24, 6)), runs((21, 6)), 1)
     windows = [[{"replayed": 3, "selected": 6, "reasons": {"inputs differ: first latent": 3}}]]
     assert not replays.warnings(found, windows, ("first latent",))
+    assert "3 x inputs differ: first latent" in replays.lines(found, windows, ("first latent",))[1]
+    assert len(replays.lines(found, windows, ())) == 1
     (warned,) = replays.warnings(found, windows, ("something else",))
     assert warned.code == PARTLY_REPLAYED and "3 x inputs differ: first latent" in warned.text
     windows[0][0]["reasons"] = {"inputs differ: first latent": 2, "hooks changed": 1}

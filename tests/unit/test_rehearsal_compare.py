@@ -112,6 +112,17 @@ def test_a_warning_hides_no_mismatch() -> None:
     assert not report(windows=nothing, failures=["the patched script ended badly"]).warnings
 
 
+def test_further_branches_count() -> None:
+    """Each of their warnings is told once, with the branch; a mismatch of one makes the whole one."""
+    nothing: list[list[dict[str, Any]]] = [[], []]
+    found = report(further=[("one", report()), ("two", report(windows=nothing)), ("three", report(windows=nothing))])
+    assert [warned.text.split(":")[0] for warned in found.warnings] == ["two", "three"]
+    assert (found.verdict, found.exit_code) == (Verdict.WARNED, 0)
+    found = report(further=[("one", report(flip)), ("two", report())])
+    assert (found.verdict, found.exit_code) == (Verdict.MISMATCH, 1) and found.problems[0].startswith("one: update")
+    assert [further["verdict"] for further in found.to_json()["further"]] == ["MISMATCH", "MATCH"]
+
+
 def test_a_run_that_has_nothing_to_replay() -> None:
     """Where the script knows that, a replay is the problem."""
     nothing, some = ([[{"replayed": steps, "reasons": {}}]] * 2 for steps in (0, 3))

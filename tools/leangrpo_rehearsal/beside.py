@@ -15,6 +15,7 @@ UNCLIPPED = "ratios not clipped"
 NORM = "gradient norm"
 LIMIT = "largest gradient norm allowed"
 AUTOCAST = "autocast of policy forwards"
+AVERAGES_MOVED = "averages of weights that have moved"
 ROUNDING = 1e-6
 """Where gradients need not be bitwise equal: what a number may be off beside its share, since losses cancel to zero."""
 SHARE = 1e-4
@@ -109,6 +110,15 @@ def decided(told: Iterable[Mapping[str, list[Any]]]) -> tuple[int, int]:
         found = zip(notes.get(NORM, ()), notes.get(LIMIT, ()), strict=False)
         norms += any(math.isfinite(norm) and norm > limit for norm, limit in found)
     return ratios, norms
+
+
+def moved(told: Iterable[Mapping[str, list[Any]]]) -> bool:
+    """Whether an average of the weights was seen, and changed.
+
+    Args:
+        told: what one rank noted, update by update, and after the last one.
+    """
+    return any(sum(notes.get(AVERAGES_MOVED, ())) for notes in told)
 
 
 @dataclasses.dataclass

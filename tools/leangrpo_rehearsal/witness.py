@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from leangrpo_rehearsal.beside import AUTOCAST, CLIP_RANGE, CLIPPED, UNCLIPPED
+from leangrpo_rehearsal.beside import AUTOCAST, AVERAGES_MOVED, CLIP_RANGE, CLIPPED, UNCLIPPED
 from leangrpo_rehearsal.importhook import after_import
 
 RUNTIME = "leangrpo/"
@@ -35,6 +35,7 @@ class Witness:
         self._told: dict[str, list[float | str]] = {}
         self._kinds: Counter[str] = Counter()
         self._averages: list[weakref.ref[Any]] | None = None
+        self._before: dict[str, torch.Tensor] = {}
         self._inside = False
 
     def install(self) -> None:
@@ -65,8 +66,12 @@ class Witness:
         """What was noted since the last time, and the averaged weights as they are now."""
         if self._kinds:
             self._told[AUTOCAST] = [*sorted(self._kinds)]
-        told, self._told, self._kinds = self._told, {}, Counter()
-        return told, self._averaged()
+        averages, before = self._averaged(), self._before
+        if averages:
+            moved = [name for name in averages if name in before and not torch.equal(averages[name], before[name])]
+            self.tell(AVERAGES_MOVED, float(len(moved)))
+        told, self._told, self._kinds, self._before = self._told, {}, Counter(), averages
+        return told, averages
 
     def _logged(self, owner: Any, name: str, how: str, method: bool = True) -> None:
         original: Any = getattr(owner, name)

@@ -211,9 +211,9 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "Remove the reason if you can. The exit status is 0; verify-patch --strict makes it 1.",
     ),
     "LG412": (
-        "A warning: every update is equal, but of what the first update after a rollout evaluates again, the patched "
-        "run replayed a part only, so it saves less than it could. The message counts by window and rank, from the "
-        "policy's forwards, and has the runtime's reasons.",
+        "A warning: every update is equal, but the patch saves less than it could. Upstream's first update after a "
+        "rollout evaluates the policy again; the patched run replayed only a part of that. The message counts by "
+        "window and rank, from the policy's forwards, and has the runtime's reasons.",
         "Remove the reason if you can: ids of rows or steps that do not fit, a flush or a window in the wrong place. "
         "The exit status is 0; verify-patch --strict makes it 1.",
     ),

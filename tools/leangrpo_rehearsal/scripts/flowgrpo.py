@@ -161,7 +161,7 @@ class FlowGRPO(Script):
             module.multi_score = lambda device, weights: _reward(context, masked)
 
         after_import("flow_grpo.rewards", replace)
-        after_import("flow_grpo.ema", _weights_set_aside)
+        after_import("flow_grpo.ema", _averages)
         config = context.config
         if not context.patched and (self.reordered(config) or context.variant == "native-regrouped"):
             updates = max(config.updates_per_rollout // int(config.option("inner_epochs", "1")), 1)
@@ -272,9 +272,17 @@ def _order(window: int, regrouped: int) -> None:
     torch.randperm = randperm  # type: ignore[assignment]
 
 
-def _weights_set_aside(module: Any) -> None:
-    """Upstream sets the weights aside with `.cpu()`, which copies them off a GPU only: here averages would stay."""
-    swap = module.EMAModuleWrapper.copy_ema_to
+def _averages(module: Any) -> None:
+    """Averages move with each update, where upstream moves them with each eighth.
+
+    Upstream sets the weights aside with `.cpu()`, which copies them off a GPU only: here averages would stay.
+    """
+    made, swap = module.EMAModuleWrapper.__init__, module.EMAModuleWrapper.copy_ema_to
+
+    @functools.wraps(made)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        self.update_step_interval = 1
 
     @functools.wraps(swap)
     def copy_ema_to(self: Any, parameters: Any, store_temp: bool = True) -> None:
@@ -284,6 +292,7 @@ def _weights_set_aside(module: Any) -> None:
         if store_temp:
             self.temp_stored_parameters = weights
 
+    module.EMAModuleWrapper.__init__ = init
     module.EMAModuleWrapper.copy_ema_to = copy_ema_to
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from leangrpo_rehearsal.base import Bound, Branch, Config, Script
-from leangrpo_rehearsal.beside import decided, repeated
+from leangrpo_rehearsal.beside import decided, moved, repeated
 from leangrpo_rehearsal.outcome import Update
 from leangrpo_tools.errors import KitError
 from leangrpo_tools.rehearsal import floor, records, secondlook
@@ -169,7 +169,9 @@ def _report(stage: Stage, upstream: str, before: Native, after: Records, bound: 
     held = [int(window["peak_held_bytes"]) for rank in windows for window in rank]
     runs = {"native": before.first, "patched": after}
     between = records.compare(stage.server, before.first, before.again)
-    clipping = decided([ranks[0].get("told", {}) for ranks in before.first.updates])
+    told = [ranks[0].get("told", {}) for ranks in before.first.updates]
+    clipping, ends = decided(told), [end["told"] for end in records.written(before.out, "end")[:1]]
+    still = config.ema and not moved([*told, *ends])
     return Report(
         upstream=upstream,
         script=script.name,
@@ -195,7 +197,7 @@ def _report(stage: Stage, upstream: str, before: Native, after: Records, bound: 
         },
         windows=windows,
         nothing_to_replay=script.nothing_to_replay(config),
-        not_tested=[*NOT_TESTED, *_undecided(clipping), *script.not_tested(config)],
+        not_tested=[*NOT_TESTED, *_undecided(clipping), *[STILL] * still, *script.not_tested(config)],
         logs=str(stage.root / "logs"),
     )
 
@@ -206,6 +208,7 @@ def _undecided(clipping: tuple[int, int]) -> list[str]:
     return [words for words, updates in zip(what, clipping, strict=True) if not updates]
 
 
+STILL = "EMA: no average of the weights was seen to move"
 COMPARED = (
     "gradients before clipping, weights after each step, rewards, learning rates and schedulers, gradient norms, clip "
     "ranges, logged numbers, averaged weights, autocast regions, on every rank"

@@ -72,7 +72,7 @@ def _counts(report: Report) -> list[str]:
             f"{report.seconds[name]:.1f} s; peak memory of the process {report.peak_rss_bytes[name] / 1e6:.0f} MB"
         )
     if report.config.schedule != "recompute":
-        lines += replays.lines(report.repeated)
+        lines += replays.lines(report.repeated, report.windows, report.known_reasons)
     lines.append(f"held at most for kept graphs: {report.peak_held_bytes / 1e6:.3f} MB on one rank")
     if report.gradients:
         size = f"{report.gradient_bytes / 1e6:.3f} MB each"

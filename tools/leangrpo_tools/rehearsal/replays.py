@@ -13,8 +13,13 @@ Windows = Sequence[Sequence[dict[str, Any]]]
 """What the runtime reported, per rank one entry per window."""
 
 
-def lines(found: Sequence[Repeated]) -> list[str]:
-    """One line for the report: of how many evaluations that could be replayed how many were, window by window."""
+def lines(found: Sequence[Repeated], windows: Windows, known: Sequence[str]) -> list[str]:
+    """Of how many evaluations that could be replayed how many were, window by window; and what the rehearsal, by
+    itself, has made again.
+
+    Args:
+        known: parts of the runtime's reasons which the rehearsal itself brings about.
+    """
     if not any(item.possible for item in found):
         return []
     ranks = sorted({item.rank for item in found})
@@ -23,7 +28,12 @@ def lines(found: Sequence[Repeated]) -> list[str]:
     text = shown[ranks[0]] + (" on each rank" if len(ranks) > 1 else "")
     if not alike:
         text = "; ".join(f"rank {rank}: {share}" for rank, share in shown.items())
-    return [f"replayed, of what each window's first update evaluates again: {text}"]
+    text = [f"replayed, of what each window's first update evaluates again: {text}"]
+    mine: Counter[str] = Counter()
+    for window in [window for rank in windows for window in rank]:
+        mine.update({reason: n for reason, n in window["reasons"].items() if any(part in reason for part in known)})
+    said = "; ".join(f"{steps} x {reason}" for reason, steps in mine.items())
+    return text + ([f"made again because this rehearsal itself brings it about, so no warning: {said}"] if said else [])
 
 
 def warnings(found: Sequence[Repeated], windows: Windows, known: Sequence[str]) -> list[Warned]:
