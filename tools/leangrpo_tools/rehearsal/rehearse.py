@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,19 +102,27 @@ def rehearse(
     report.second_look = looked.figures
     if (averaged or (script.replicated and config.ranks > 1)) and not failures:
         report.replicas = records.replicas(stage.server, after)
-    left = script.branches(config)
-    for branch in left if thorough else ():
+    done = []
+    for branch in script.branches(config) if thorough else ():
         other = branch.of(script, config)
         if other is None:
             continue
-        say(branch.words)
-        further = rehearse(
-            module, native, patched, other, session=session, upstream=upstream, inject=inject, timeout_s=timeout_s,
-            file=file, control=False,
-        )  # fmt: skip
-        report.further.append((branch.words, further))
-    report.not_tested += _branches(script, config, [words for words, _ in report.further])
+        done.append(branch.words)
+        try:
+            further = rehearse(
+                module, native, patched, other, session=session, upstream=upstream, inject=inject,
+                timeout_s=timeout_s, file=file, control=False, say=partial(_say, say, branch.words),
+            )  # fmt: skip
+        except KitError as error:  # the verdict on the rest is not lost
+            report.not_tested.append(f"{branch.words}: could not be rehearsed ({error.code}: {error.what})")
+        else:
+            report.further.append((branch.words, further))
+    report.not_tested += _branches(script, config, done)
     return report
+
+
+def _say(say: Callable[[str], None], words: str, text: str) -> None:
+    say(f"{words}: {text}")
 
 
 def _branches(script: Script, config: Config, done: Sequence[str]) -> list[str]:
