@@ -50,6 +50,15 @@ def test_commands(text: str, expected: list[list[str]]) -> None:
         ("if c; then N=1; else N=2; fi\nrun $N", ["run", "$N"]),
         ("N=$M\nrun $N", ["run", "$N"]),
         ("N=$(hostname)\nrun $N", ["run", "$N"]),
+        ('set -- a $X; run "$*,b" c"$@"', ["run", "$*,b", "ca$X"]),
+        ("if c; then f() { N=1; }; else f() { N=2; }; fi; f; run $N", ["run", "$N"]),
+        ("f() { for i in 1 2; do N=4; return; done; N=8; }; f; run $N", ["run", "$N"]),
+        ("declare -i N=1\nN=2+3\nrun $N", ["run", "$N"]),
+        ("IFS=,\nN=1,2\nrun $N", ["run", "$1,2"]),
+        ("export N=8\nenv -i bash -c 'run ${N:-4}'", ["run", "${N:-4}"]),
+        ("env N=8 bash -c 'run ${N:-4}'", ["run", "8"]),
+        ("A=(1 # one\n 2)\nrun ${A[@]}", ["run", "1", "2"]),
+        ("N=8\nexport M\nbash -c 'run ${M:-4}'", ["run", "4"]),
     ],
 )
 def test_variables(text: str, expected: list[str]) -> None:
