@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from leangrpo_tools.plan import shell
+from leangrpo_tools.plan.shell import arithmetic
 
 
 def words(text: str) -> list[list[str]]:
@@ -84,3 +85,16 @@ def test_notes_and_lines() -> None:
 def test_nothing_is_run(tmp_path) -> None:
     shell.read(f"touch {tmp_path}/made\necho `touch {tmp_path}/made` $(touch {tmp_path}/made)")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("7 / -2", -3), ("-7 % 3", -1), ("2**3**2", 512), ("(-2)**2", 4), ("0x1F + 010", 39), ("1 << 3", 8),
+        ("N*(M-1)", 20), ("", 0), ("-2**2", None), ("16#ff", None), ("~5", None), ("09", None), ("1/0", None),
+        ("2**63", None), ("6//2", None), ("1 < 2", None), ("N=3", None), ("2.5", None), ("X", None),
+    ],
+)  # fmt: skip
+def test_arithmetic(text: str, number: int | None) -> None:
+    """As bash computes, or not known."""
+    assert arithmetic.evaluate(text, {"N": "5", "M": "N"}.get) == number

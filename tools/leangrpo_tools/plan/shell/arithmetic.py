@@ -1,7 +1,7 @@
 """Arithmetic of bash: signed 64-bit integers as in C. What bash refuses, what is rare, or not known, is None.
 
-Python's parser reads the expression, once variables and octal or hexadecimal numbers are decimal ones. What it would
-group in another way than C is left out: `!`, `~`, `&`, `|`, `^`, chains of comparisons, a power of a negated number.
+Python's parser reads the expression, once variables and octal or hexadecimal numbers are decimal ones. Sums, products,
+powers and shifts are computed: Python groups them as C does, but for a power of a negated number, which is left out.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ _SET = re.compile(r"([A-Za-z_]\w*)\s*(?:(?:[-+*/%&|^]|<<|>>)?=(?!=)|\+\+|--)|(?:
 _LONGEST, _DEEPEST, _LARGEST = 1000, 8, 2**63
 _COMPUTE: dict[type, Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: operator.pow,
-    ast.LShift: operator.lshift, ast.RShift: operator.rshift, ast.Eq: operator.eq, ast.NotEq: operator.ne,
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.LShift: operator.lshift, ast.RShift: operator.rshift,
 }  # fmt: skip
 
 
@@ -29,8 +28,8 @@ def assigned(text: str) -> list[str]:
     return [first or second for first, second in _SET.findall(text)]
 
 
-def evaluate(text: str, value: Callable[[str], str | None], depth: int = 0) -> int | None:
-    """The value of an expression that changes nothing; `value` gives a variable's text (None: not known)."""
+def evaluate(text: str, value: Callable[[str], object], depth: int = 0) -> int | None:
+    """The value of an expression that changes nothing; `value` gives a variable's text."""
 
     def decimal(match: re.Match[str]) -> str:
         word = match[0]
@@ -38,7 +37,8 @@ def evaluate(text: str, value: Callable[[str], str | None], depth: int = 0) -> i
             base = 8 if re.fullmatch(r"0\d+", word) else 16 if word[:2] in ("0x", "0X") else 10
             return str(int(word.replace("_", "no digit"), base))
         found = value(word)
-        number = None if found is None else evaluate(found, value, depth + 1)
+        found = "" if found == () else found  # a variable that is removed counts as 0
+        number = evaluate(found, value, depth + 1) if isinstance(found, str) else None
         if number is None:
             raise _Unknown
         return f"({number})"
@@ -47,10 +47,10 @@ def evaluate(text: str, value: Callable[[str], str | None], depth: int = 0) -> i
         if len(text) > _LONGEST or depth > _DEEPEST or not text.isascii() or re.search(r"\+\+|--|//", text):
             raise _Unknown
         plain = re.sub(r"\w+", decimal, text)
-        if not re.fullmatch(r"(?:[-\d\s()+*/%<>=]|!=|&&|\|\|)*", plain):
+        if not re.fullmatch(r"[-\d\s()+*/%<>]*", plain):
             raise _Unknown
-        python = plain.replace("&&", " and ").replace("||", " or ").split()
-        return _value(ast.parse(" ".join(python), mode="eval").body) if python else 0
+        plain = " ".join(plain.split())
+        return _value(ast.parse(plain, mode="eval").body) if plain else 0
     except (_Unknown, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -63,13 +63,9 @@ def _value(node: ast.expr) -> int:
         found = _value(node.operand) * (-1 if isinstance(node.op, ast.USub) else 1)
     elif isinstance(node, ast.BinOp):
         found = _binary(type(node.op), _value(node.left), _value(node.right))
-    elif isinstance(node, ast.Compare) and len(node.ops) == 1:
-        found = _binary(type(node.ops[0]), _value(node.left), _value(node.comparators[0]))
-    elif isinstance(node, ast.BoolOp):
-        found = (all if isinstance(node.op, ast.And) else any)([_value(item) for item in node.values])
     if found is None or not -_LARGEST <= found < _LARGEST:
         raise _Unknown
-    return int(found)
+    return found
 
 
 def _binary(kind: type, left: int, right: int) -> int | None:

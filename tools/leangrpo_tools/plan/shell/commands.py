@@ -6,10 +6,10 @@ import itertools
 import re
 from typing import TYPE_CHECKING
 
+from leangrpo_tools.plan.shell.holes import Holes
 from leangrpo_tools.plan.shell.reading import Command, Reading
-from leangrpo_tools.plan.shell.state import State, join
+from leangrpo_tools.plan.shell.state import State, Unknown, Value, join, known, merge
 from leangrpo_tools.plan.shell.tree import Work
-from leangrpo_tools.plan.shell.values import Holes, Unknown, Value, known, merge
 from leangrpo_tools.plan.shell.words import Words
 
 if TYPE_CHECKING:

@@ -1,11 +1,43 @@
-"""What is known of all variables at a place of the file, and where several ways meet."""
+"""What is known of variables: of one, of all at a place of the file, and where several ways meet."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any, Union
 
-from leangrpo_tools.plan.shell.values import Value, merge
+HOLE = re.compile("[\U00100000-\U0010ffff]")
+"""Stands in a text for a part that is not known; see `holes.py`."""
+_MOST = 6  # values that are told apart
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A value that is not known: why, and which values it may be; None among them: any other one, too."""
+
+    why: str = field(default="", compare=False)
+    alternatives: tuple[Any, ...] = (None,)
+
+
+Value = Union[str, tuple, Unknown]  # noqa: UP007  (Python 3.10 evaluates it)
+"""Text, elements of an array, or not known. Without elements: the file itself has removed the variable."""
+
+
+def known(value: object) -> bool:
+    """Whether a value has no part that is not known."""
+    return all(map(known, value)) if isinstance(value, tuple) else isinstance(value, str) and not HOLE.search(value)
+
+
+def merge(values: Iterable[Value | None], why: str) -> Value:
+    """What is known of a variable that has one of these values. None: the environment's, or another one."""
+    found = dict.fromkeys(values)
+    if len(found) == 1 and None not in found:
+        return next(value for value in found if value is not None)
+    parts: dict[Any, None] = {}
+    for value in found:
+        parts.update(dict.fromkeys(value.alternatives if isinstance(value, Unknown) else (value,)))
+    return Unknown(why, tuple(parts) if len(parts) <= _MOST else (None,))
 
 
 @dataclass

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from leangrpo_tools.plan.shell import arithmetic
 from leangrpo_tools.plan.shell.commands import Commands
+from leangrpo_tools.plan.shell.holes import Holes
 from leangrpo_tools.plan.shell.reading import Reading
-from leangrpo_tools.plan.shell.state import State, join
+from leangrpo_tools.plan.shell.state import HOLE, State, Unknown, join, known
 from leangrpo_tools.plan.shell.tree import TooLong, Work, first_error, parse, understood
-from leangrpo_tools.plan.shell.values import HOLE, Holes, Unknown, known
 from leangrpo_tools.plan.shell.words import MARKS
 
 if TYPE_CHECKING:

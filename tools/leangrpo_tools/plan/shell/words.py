@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from leangrpo_tools.plan.shell import arithmetic
-from leangrpo_tools.plan.shell.state import State
-from leangrpo_tools.plan.shell.values import HOLE, Holes, Unknown, Value, known, merge
+from leangrpo_tools.plan.shell.holes import Holes
+from leangrpo_tools.plan.shell.state import HOLE, State, Unknown, Value, known, merge
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -21,12 +21,12 @@ between elements of which one may be none."""
 MARKS = re.compile("[\x01-\x03]")
 _EXPANSIONS = ("simple_expansion", "expansion", "command_substitution", "arithmetic_expansion", "process_substitution")
 _QUOTES = ("string", "raw_string", "ansi_c_string", "translated_string")
-_NAME = r"(#?)(\w+|[@*])(?:\[([^\[\]]*)\])?(?:(:?[-=+?]|%%?|##?)(.*))?"
+_NAME = r"(#?)(\w+|[@*])(?:\[([^\[\]]*)\])?(?:(:?[-=+?])(.*))?"
 _PARAMETER = re.compile(rf"\$\{{{_NAME}\}}|\$([A-Za-z_]\w*|\d|[@*])", re.S)
 _ELEMENTS = re.compile(r"\$@|\$\{(\w+\[@\]|@)\}")
 _ITSELF = re.compile(
-    r"S?RANDOM|SECONDS|LINENO|P?PID|E?UID|GROUPS|(HOST|MACH|OS)TYPE|HOSTNAME|(OLD)?PWD|SHLVL|IFS|OPT(IND|ARG)|REPLY|"
-    r"PATH|HOME|EPOCH(SECONDS|REALTIME)|FUNCNAME|DIRSTACK|PIPESTATUS|COLUMNS|LINES|_|BASH\w*|0"
+    r"S?RANDOM|E?UID|P?PID|(HOST|MACH|OS)TYPE|HOSTNAME|(OLD)?PWD|EPOCH\w+|BASH\w*|OPT(IND|ARG)|_|0|SECONDS|LINENO|GROUPS|"
+    r"SHLVL|IFS|REPLY|PATH|HOME|FUNCNAME|DIRSTACK|PIPESTATUS|COLUMNS|LINES"
 )
 """Variables that bash itself sets, or changes."""
 
@@ -124,14 +124,9 @@ class Words:
 
     def number(self, text: str) -> int | None:
         """The value of an expression. Variables that it may change are not known afterwards."""
-
-        def value(name: str) -> str | None:
-            found = self.lookup(name)
-            return "" if found == () else found if isinstance(found, str) and known(found) else None
-
         changed = arithmetic.assigned(text)
         self.state.variables.update({name: Unknown("it is computed") for name in changed})
-        return None if changed else arithmetic.evaluate(text, value)
+        return None if changed else arithmetic.evaluate(text, self.lookup)
 
     def lookup(self, name: str) -> Value | None:
         """The value of a variable; None where the environment decides."""
@@ -192,10 +187,6 @@ class Words:
     ) -> Value | None:
         """What becomes of `${NAME:-WORD}` and its like."""
         kind, empty = operation[-1], operation[0] == ":"
-        if kind in "%#":
-            sure = isinstance(value, str) and known(value) and re.fullmatch(r"[\w.,:=/-]+", rest)
-            cut = str.removesuffix if kind == "%" else str.removeprefix
-            return self._split(cut(str(value), rest), quoted) if sure else None
         names = re.findall(r"\$\{(\w+):?=", rest)
         self.state.variables.update({changed: Unknown("it may be set in a default") for changed in names})
         absent = value == () or (empty and value == "") or (value is None and kind in "-=")
@@ -204,7 +195,11 @@ class Words:
             return self._split(str(value), quoted)
         if kind == "?" or (absent and kind == "+"):
             return "" if kind == "+" else None
-        word = self._operand(node, rest, quoted)
+        if kind == "=":
+            self.state.variables[name] = Unknown("it may have been set before")
+        if (quoted and re.search(r"[\\'\"]", rest)) or rest.startswith("~"):
+            return None
+        word = self._spans([node], node.end_byte - 1 - len(rest.encode()), node.end_byte - 1, quoted)
         plain = self._whole(word)
         if value is None and absent:
             self._defaults[name] = self.holes.show(plain)
@@ -214,11 +209,3 @@ class Words:
         if absent or present:
             return self._split(plain, quoted) if kind == "=" else word
         return found if kind in "-=" else None
-
-    def _operand(self, node: Node, rest: str, quoted: bool) -> str:
-        """The word after `:-` and its like."""
-        if quoted and (match := re.fullmatch(r'"([^"`\\$]*)"', rest)):
-            return match[1]
-        if (quoted and re.search(r"[\\'\"]", rest)) or rest.startswith("~"):
-            return self.holes.new(rest, many=not quoted)
-        return self._spans([node], node.end_byte - 1 - len(rest.encode()), node.end_byte - 1, quoted)

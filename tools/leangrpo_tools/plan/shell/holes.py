@@ -1,48 +1,10 @@
-"""What is known of a shell variable: its text, its elements, or that it is not known, and which values it may have.
-
-A part of a text that is not known is a hole: one character, of a range that no text uses.
-"""
+"""Parts of a text that are not known: each is a hole, one character of a range that no text uses."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, Union
-
 from leangrpo_tools.plan.shell.reading import Hidden
+from leangrpo_tools.plan.shell.state import HOLE, Unknown, Value
 from leangrpo_tools.plan.shell.tree import TooLong
-
-HOLE = re.compile("[\U00100000-\U0010ffff]")
-_MOST = 6  # values that are told apart
-
-
-@dataclass(frozen=True)
-class Unknown:
-    """A value that is not known: why, and which values it may be; None among them: any other one, too."""
-
-    why: str = field(default="", compare=False)
-    alternatives: tuple[Any, ...] = (None,)
-
-
-Value = Union[str, tuple, Unknown]  # noqa: UP007  (Python 3.10 evaluates it)
-"""Text, elements of an array, or not known. Without elements: the file itself has removed the variable."""
-
-
-def known(value: object) -> bool:
-    """Whether a value has no part that is not known."""
-    return all(map(known, value)) if isinstance(value, tuple) else isinstance(value, str) and not HOLE.search(value)
-
-
-def merge(values: Iterable[Value | None], why: str) -> Value:
-    """What is known of a variable that has one of these values. None: the environment's, or another one."""
-    found = dict.fromkeys(values)
-    if len(found) == 1 and None not in found:
-        return next(value for value in found if value is not None)
-    parts: dict[Any, None] = {}
-    for value in found:
-        parts.update(dict.fromkeys(value.alternatives if isinstance(value, Unknown) else (value,)))
-    return Unknown(why, tuple(parts) if len(parts) <= _MOST else (None,))
 
 
 class Holes:
