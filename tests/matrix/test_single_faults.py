@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from support.edits import edited
 from support.faultlist import FLUX, GONE, HARMLESS, MINI, SD3, UNSEEN, Fault
 
@@ -94,10 +95,13 @@ def without(upstream: str, script: str, place: str, tmp_path: Path, monkeypatch:
         shutil.copytree(data.data_root() / name, kit / name)
     shutil.copyfile(data.data_root() / "upstreams.lock", kit / "upstreams.lock")
     recipe = kit / "patches" / upstream / "recipe.yaml"
-    head, *blocks = recipe.read_text(encoding="utf-8").split("      - codemod: ")
-    left = [block for block in blocks if f"name: {place}\n" not in block]
-    assert len(left) < len(blocks)
-    recipe.write_text("      - codemod: ".join([head, *left]), encoding="utf-8")
+    found = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    owner = found["scripts"][script]
+    owner = found["families"][owner["family"]] if "family" in owner else owner
+    left = [edit for edit in owner["edits"] if edit.get("name") != place]
+    assert len(left) == len(owner["edits"]) - 1
+    owner["edits"] = left
+    recipe.write_text(yaml.safe_dump(found, sort_keys=False), encoding="utf-8")
     with monkeypatch.context() as patching:
         patching.setattr(data, "data_root", lambda: kit)
         apply(upstream, tmp_path / "tree", scripts=[script])

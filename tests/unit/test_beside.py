@@ -172,11 +172,18 @@ def test_reasons_that_a_rehearsal_knows_make_no_warning() -> None:
 def test_branches_are_entered_by_another_configuration() -> None:
     script = dancegrpo_flux.SCRIPT
     config = script.configure(updates=4, updates_per_rollout=2)
+    two = dataclasses.replace(config, ranks=2)
     entered = {branch.words.split(" (")[0]: branch.of(script, config) for branch in script.branches(config)}
     alone = entered["without --use_group"]
     assert alone is not None and alone.generations == 4 and alone.option("group", "1") == "0"
     assert entered["EMA"] == dataclasses.replace(config, ema=True)
     assert entered["resuming from a checkpoint"] is None
+    on_policy = entered["LEANGRPO_UPDATES=on-policy"]
+    assert on_policy is not None and (on_policy.generations, on_policy.option("prompts", "1")) == (4, "2")
+    assert entered["LEANGRPO_LAYOUT=shared"] is None
+    both = {branch.words.split(" (")[0]: branch.of(script, two) for branch in script.branches(two)}
+    shared = both["LEANGRPO_LAYOUT=shared"]
+    assert shared is not None and shared.option("layout", "native") == "shared"
     several = entered["several prompts per rank"]
     assert several is not None and several.generations == 4 and several.option("prompts", "1") == "2"
     assert not {branch.words for branch in script.branches(several)} & {"several prompts per rank"}

@@ -173,7 +173,19 @@ class DanceGRPO(Script):
             found.append(Branch(words, {"options": several} if config.generations % 4 == 0 else None))
         if config.option("checkpoints", "0") == "0":
             found.append(Branch("saving checkpoints", {"options": (("checkpoints", "1"),)}))
-        return [*found, Branch("resuming from a checkpoint")]
+        return [*found, *self._settings(config), Branch("resuming from a checkpoint")]
+
+    def _settings(self, config: Config) -> list[Branch]:
+        """Settings of the kit that a patched script goes other ways with."""
+        if "updates" not in self.options or _in_parts(config) or config.option("same_noise", "1") != "1":
+            return []
+        prompts = max(int(config.option("prompts", "1")), config.updates_per_rollout, 2)
+        sizes = (("prompts", str(prompts)), ("generations", str(max(config.generations // prompts, 2))))
+        on_policy, shared = ({"options": (*sizes, item)} for item in (("updates", "on-policy"), ("layout", "shared")))
+        return [
+            Branch("LEANGRPO_UPDATES=on-policy (--option updates=on-policy)", on_policy),
+            Branch("LEANGRPO_LAYOUT=shared (--option layout=shared)", shared if config.ranks > 1 else None),
+        ]
 
     def not_tested(self, config: Config) -> list[str]:
         """The reward is always a stand-in here."""
