@@ -108,8 +108,11 @@ def _text_encoder() -> Any:
         "depth": 1, "hidden_size": width, "num_heads": 2, "intermediate_size": 37, "out_hidden_size": width,
         "patch_size": 14, "fullatt_block_indexes": [0],
     }  # fmt: skip
-    config: Any = Qwen2_5_VLConfig
-    return Qwen2_5_VLForConditionalGeneration(config(text_config=text, vision_config=seen))
+    kind: Any = Qwen2_5_VLConfig
+    config = kind(text_config=text, vision_config=seen)
+    if not hasattr(config, "vision_start_token_id"):  # transformers 4.56 reads it and has no default
+        config.vision_start_token_id = 60
+    return Qwen2_5_VLForConditionalGeneration(config)
 
 
 def _full_masks(kind: str) -> None:
