@@ -38,5 +38,5 @@ def compare(tree: Tree, entry: Entry, state: State | None, *, strict: bool) -> s
             fix=f"leave --strict-pin out{return_to}",
         )
     if state is None and pinned is not None:
-        return f"{where}, the pin is {pinned}: patched by its anchors, all of them match"
+        return f"{where}, the pin is {pinned}: the patch goes by its anchors"
     return None

@@ -220,7 +220,7 @@ def _undecided(clipping: tuple[int, int]) -> list[str]:
 STILL = "EMA: no average of the weights was seen to move"
 COMPARED = (
     "gradients before clipping, weights after each step, rewards, learning rates and schedulers, gradient norms, clip "
-    "ranges, logged numbers, averaged weights, autocast regions, on every rank"
+    "ranges, logged numbers, {averages}autocast regions, on every rank"
 )
 BUFFERED = {"sample": "sample", "affine": "prompt group"}
 
@@ -239,6 +239,6 @@ def _tested(script: Script, config: Config, file: str) -> list[str]:
         f"gradient checkpointing {'on' if script.checkpoints(config) else 'off'}, EMA {'on' if config.ema else 'off'}",
         f"schedule {config.schedule}{buffers}, sync {config.sync}, budget {config.budget_gb}",
         *([", ".join(f"{name} {value}" for name, value in config.options)] if config.options else []),
-        COMPARED,
+        COMPARED.format(averages="averaged weights, " if config.ema else ""),
     ]
     return details

@@ -32,7 +32,7 @@ def render(report: Report, terminal: bool | None = None) -> str:
     lines += [f"negative control: one advantage's sign flipped: {caught}{distance}"]
     ratios, norms = report.clipping
     lines += [
-        f"clipping decides: the clip range held back some ratios and not others in {ratios} of {len(report.updates)} "
+        f"clipping decides: the clip range held back some ratios and not others in {ratios} of {report.config.updates} "
         f"updates, the gradient norm was cut in {norms}"
     ]
     lines += [f"note: {note}" for note in report.notes]
