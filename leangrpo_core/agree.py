@@ -6,7 +6,8 @@ group's store; the others find it while they wait and stop, too, with its name, 
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from .errors import LeanError
 
 _PATIENCE = 1.0  # seconds between two looks at the notes
 _calls = 0
+_place = ""  # where this rank is, in words of the script
 
 
 def world_size() -> int:
@@ -60,13 +62,29 @@ def everyones(value: Any) -> list[Any]:
     return values
 
 
-def tell_on_failure() -> None:
-    """From now on an exception that ends this process is noted for the other ranks."""
+@contextmanager
+def at(place: str) -> Iterator[None]:
+    """What is agreed on within is agreed on in `place`, a call of the script's that each rank has to make."""
+    global _place
+    before, _place = _place, place
+    try:
+        yield
+    finally:
+        _place = before
+
+
+def tell_on_failure(explained: Callable[[BaseException], BaseException] = lambda error: error) -> None:
+    """From now on an exception that ends this process is noted for the other ranks, and shown with its cause.
+
+    Args:
+        explained: what is to be shown for an exception.
+    """
     original = sys.excepthook
 
     def hook(kind: Any, error: Any, trace: Any) -> None:
-        note(f"{kind.__name__}: {error}")
-        original(kind, error, trace)
+        shown = explained(error)
+        note(f"{type(shown).__name__}: {shown}")
+        original(type(shown), shown, trace if shown is error else None)
 
     sys.excepthook = hook
 
@@ -100,7 +118,7 @@ def _wait(work: Any) -> None:
             looked = time.monotonic()
             stopped = _stopped()
             if stopped:
-                raise LeanError("LG611", stopped, "see that rank's own output")
+                raise LeanError("LG611", f"{_waiting()}{stopped}", "see that rank's own output")
     work.wait()
 
 
@@ -117,8 +135,13 @@ def _lost(error: RuntimeError) -> LeanError:
     """The error of a collective that broke, with the ranks that did not come as far as this one."""
     time.sleep(2 * _PATIENCE)  # a rank that is about to stop may still leave its note
     behind = [str(other) for other in range(world_size()) if _came_to(other) < _calls]
-    what = _stopped() or (f"rank {', '.join(behind)} did not come here" if behind else "a collective broke")
-    return LeanError("LG611", f"{what} ({str(error).splitlines()[0]})", "see that rank's own output")
+    missed = f"rank {', '.join(behind)} did not come {f'to {_place}' if _place else 'here'}"
+    what = _stopped() or (missed if behind else "a collective broke")
+    return LeanError("LG611", f"{_waiting()}{what} ({str(error).splitlines()[0]})", "see that rank's own output")
+
+
+def _waiting() -> str:
+    return f"this rank waited for the others in {_place}: " if _place else ""
 
 
 def _stopped() -> str:

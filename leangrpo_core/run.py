@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from . import agree, memory, sync
+from . import agree, memory, misuse, sync
 from .auto import Auto
 from .budget import Budget
 from .errors import LeanError
@@ -42,6 +42,8 @@ class Run:
         audited: networks that an audit has found exact.
         useless: networks whose rollouts never had the inputs of the update.
         unlike: whether the network changes more than its result.
+        called: the network that the update has called under grad since the last flush.
+        without_grad: it has called one under no_grad since then.
     """
 
     def __init__(self) -> None:
@@ -58,6 +60,8 @@ class Run:
         self.audited: WeakSet[nn.Module] = WeakSet()
         self.useless: WeakSet[nn.Module] = WeakSet()
         self.unlike = Unlike()
+        self.called: nn.Module | None = None
+        self.without_grad = False
         self._settings: Settings | None = None
         self._windows = 0
         self._rows = 0  # ids given out so far
@@ -73,7 +77,7 @@ class Run:
         if self._settings is None:
             chosen = load()
             sync.same_settings(chosen.text())
-            agree.tell_on_failure()
+            agree.tell_on_failure(lambda error: misuse.explained(error, self.called is not None, self.without_grad))
             self._settings, self.reductions.setting = chosen, chosen.sync
             limit = chosen.budget_bytes
             if chosen.schedule == "auto" and limit is None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import agree, capture, guard, keep, replay, sync
+from . import agree, capture, guard, keep, misuse, replay, sync
 from .errors import LeanError
 from .kept import Row
 from .layout import Layout
@@ -203,6 +203,8 @@ class Lean:
         if window is None or window.updating or rows is None:
             run.auto.rolls(rows)
             return run.auto.clock.rollout_call(lambda: net(*args, **kwargs), site)
+        if window.reweight is None:
+            misuse.graph_in_rollout(args, kwargs)
         wrapper = run.reductions.classify(net, rollout=True)
         self.layout.check(wrapper)
         if not wrapper.refusal:
@@ -245,6 +247,8 @@ class Lean:
         """
         window = self._run.window
         self._run.auto.noticed.scored = True
+        if window is not None and not window.updating and window.reweight is None:
+            misuse.graph_in_rollout(args, kwargs)
         if window is None or window.reweight is None or not window.reweight.scoring.waiting:
             return step(*args, **kwargs)
         return window.reweight.scored(step, args, kwargs)
@@ -273,14 +277,20 @@ class Lean:
 
         Returns:
             What the network returns; its gradient goes to the cut, or, for rows that are not held, through the network.
+
+        Raises:
+            LeanError: LG610 for a module inside the FSDP-wrapped network that the rollout called.
         """
         run, window = self._run, self._run.window
         if not torch.is_grad_enabled():
-            run.auto.noticed.reference = True
+            run.auto.noticed.reference = run.without_grad = True
             return net(*args, **kwargs)
         run.auto.update_call()
         if rows is None:
             return run.auto.clock.native_call(lambda: net(*args, **kwargs))
+        misuse.inside_fsdp(net, run.reductions.net)
+        run.called = net
+        run.settling.calls += 1
         over, due = run.turns.next()
         if window is None or not window.updating:
             return run.native(net, args, kwargs, due)
@@ -322,9 +332,16 @@ class Lean:
             optimizer: upstream's.
 
         Raises:
-            LeanError: LG604, LG607, LG609, LG612 if the gradient could not be trusted; the optimizer has not stepped
-                then.
+            LeanError: LG604, LG607, LG609, LG612 if the gradient could not be trusted, LG610 if the update evaluated
+                another network than is trained; the optimizer has not stepped then.
         """
+        run = self._run
+        called, run.called, run.without_grad, run.settling.calls = run.called, None, False, 0
+        misuse.untrained(called, model, optimizer)
+        with agree.at("lean.flush"):
+            self._flush(model)
+
+    def _flush(self, model: nn.Module) -> None:
         run, window, flush = self._run, self._run.window, ""
         if window is not None and window.updating:
             # Ranks under DDP replay and recompute each on its own, but all of them average.

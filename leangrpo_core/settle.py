@@ -15,10 +15,14 @@ class Settling:
 
     Args:
         late: whose switch is on during a walk, so that it reduces what native calls before it have left.
+
+    Attributes:
+        calls: how many calls of the network the update has made since the last flush.
     """
 
     def __init__(self, late: Late) -> None:
         self._late = late
+        self.calls = 0
         self._audited: list[audit.Call] = []
         self._replays: list[replay.Replay] = []
 
@@ -70,6 +74,7 @@ class Settling:
     def before_step(self, window: Window | None, net: nn.Module | None, optimizer: Optimizer) -> None:
         """Weights are about to change: nothing may be waiting for its flush."""
         left = self.left(window) or ("gradients that were not reduced" if self._late.pending else "")
+        left = left or (f"{self.calls} calls of the update since the last lean.flush" if self.calls else "")
         if net is None or not (left or (window is not None and window.held)):
             return
         ours = {id(parameter) for parameter in guard.parameters_of(net)}

@@ -8,6 +8,7 @@ from support import rounding
 
 if os.environ.get(rounding.NAME) == "by-shape":
     rounding.install()
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [rounding.STARTUP, os.environ.get("PYTHONPATH")]))
 torch.set_num_threads(1)
 
 

@@ -104,6 +104,8 @@ class Hooks:
     extra_calls: int = 0
     no_flush: bool = False
     rollout_context: Callable[[], Any] = nullcontext
+    update_context: Callable[[], Any] = nullcontext
+    policy: Callable[[nn.Module], nn.Module] = lambda net: net
 
 
 @dataclass
@@ -219,11 +221,13 @@ def train(runtime: Lean | None, net: nn.Module, optimizer: Any, config: Config, 
                     "timestep": torch.tensor([step / 10]),
                     "prompt": prompts[row : row + 1],
                 }
-                with autocast():
+                with hooks.update_context(), autocast():
                     if lean is None:
-                        velocity = net(**inputs)[0]
+                        velocity = hooks.policy(net)(**inputs)[0]
                     else:
-                        velocity = lean.policy_call(net, ids["lean_row"][row : row + 1], order[row, place], **inputs)[0]
+                        velocity = lean.policy_call(
+                            hooks.policy(net), ids["lean_row"][row : row + 1], order[row, place], **inputs
+                        )[0]
                     velocity = hooks.update_output(velocity, row, step)
                 ratio = torch.exp(_log_prob(velocity, paths[row, step], paths[row, step + 1], 0.3) - scores[row, step])
                 loss = torch.maximum(-advantages[row] * ratio, -advantages[row] * ratio.clamp(0.999, 1.001)).mean()

@@ -7,12 +7,14 @@ not do so; a test that silently relies on that fails here.
 
 import functools
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 NAME = "TEST_ROUNDING"  # the suite runs with such products where this variable is `by-shape`
+STARTUP = str(Path(__file__).with_name("startup"))  # on PYTHONPATH the interpreters of rehearsals have them, too
 _kept: list[Any] = []  # a library's registrations end with it
 
 

@@ -50,7 +50,7 @@ def stop_in_the_rollout(rank: int, world: int, how: str) -> None:
     ("how", "text"),
     [
         ("raises", "rank 1 stopped: ValueError: the reward model's server is gone"),
-        ("killed", "rank 1 did not come here"),
+        ("killed", "rank 1 did not come to lean.flush"),
     ],
 )
 def test_the_others_stop_with_its_name(how: str, text: str) -> None:
