@@ -115,6 +115,9 @@ def test_on_two_ranks(kind: str, fault: str, faulty: int) -> None:
         assert "LeanError: LG611" in caught.value.errors[0]
         assert "rank 1 did not come to lean.flush" in caught.value.errors[0]
         return
+    if (kind, fault) == ("fsdp", "graph in the rollout"):  # ranks keep calls of other steps, so one comes to it first
+        assert any(f"LeanError: {code}" in text and words in text for text in caught.value.errors.values())
+        return
     for rank in (0, 1):
         text = caught.value.errors[rank]
         if faulty in (rank, -1):
