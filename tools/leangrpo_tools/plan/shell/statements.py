@@ -10,7 +10,7 @@ from leangrpo_tools.plan.shell import arithmetic
 from leangrpo_tools.plan.shell.commands import Commands
 from leangrpo_tools.plan.shell.holes import Holes
 from leangrpo_tools.plan.shell.reading import Reading
-from leangrpo_tools.plan.shell.state import HOLE, State, Unknown, join, known
+from leangrpo_tools.plan.shell.state import HOLE, State, Unknown, known
 from leangrpo_tools.plan.shell.tree import TooLong, Work, first_error, parse, understood
 from leangrpo_tools.plan.shell.words import MARKS
 
@@ -50,7 +50,7 @@ class Statements(Commands):
         before, lines = (self._words.source, self._first), text.split("\n")
         while lines:
             self._words.source, self._first = "\n".join(lines).encode(), first
-            root = parse(self._words.source, self._work)
+            root, self._words.source = parse(self._words.source, self._work)
             row = first_error(root)
             whole = [node for node in root.children if row is None or node.end_point[0] < row]
             self._block(whole if root.type != "ERROR" else [])
@@ -64,8 +64,9 @@ class Statements(Commands):
         """Functions that the file never calls by name: another program may."""
         for name, body in self._bodies.items():
             if name not in self._called:
-                self.state.become(State({**self._ever, name: body}, self.state.exported, self.state.lost))
-                self._call([name.removesuffix("()")], {})
+                exported = {key: value for key, value in self.state.variables.items() if key.startswith("export ")}
+                self.state.become(State({**self._ever, **exported, name: body}, self.state.lost))
+                self._call([name.removesuffix("()"), self._holes.new("$@", many=True)], {})
 
     def _misread(self, line: int, text: str) -> None:
         self.reading.notes.append(f"line {line} was not understood and left out")
@@ -118,16 +119,27 @@ class Statements(Commands):
         """Run or not."""
         before = self.state.copy()
         self._block(nodes)
-        self.state.become(join([before, self.state], f"line {self._line}: it may not be run"))
+        self.state.become(self._join([before, self.state], f"line {self._line}: it may not be run"))
 
     def _list(self, node: Node) -> None:
-        rest = []
+        """`A && B || C`: B is run where A succeeded, C where one of them failed."""
+        why, rest = f"line {self._line}: it may not be run", []
         while node.type == "list":
-            rest.append(node.children[-1])
+            rest.append(node.children[1:])
             node = node.children[0]
         self._run(node)
-        for child in reversed(rest):
-            self._maybe([child])
+        missed: list[State] = []
+        for sign, child in reversed(rest):
+            if sign.type == "&&":
+                missed.append(self.state.copy())
+                self._block([child])
+                continue
+            done = self.state.copy()
+            self.state.become(self._join([*missed, done], why))
+            self._block([child])
+            missed = []
+            self.state.become(self._join([done, self.state], why))
+        self.state.become(self._join([*missed, self.state], why))
 
     def _compound_statement(self, node: Node) -> None:
         if node.children[0].type == "((":
@@ -175,7 +187,7 @@ class Statements(Commands):
             self.state.become(missed)
         else:
             ways.append(self.state.copy())
-        self.state.become(join(ways, f"line {self._line}: it differs between branches"))
+        self.state.become(self._join(ways, f"line {self._line}: it differs between branches"))
 
     def _case_statement(self, node: Node) -> None:
         """Any of the branches, or none: patterns are not compared."""
@@ -187,10 +199,10 @@ class Statements(Commands):
         for item in (child for child in node.children if child.type == "case_item"):
             cut = next((place for place, part in enumerate(item.children) if part.type == ")"), len(item.children))
             every = every or any(self._words.text(part) == "*" for part in item.children[:cut])
-            self.state.become(join(ways if falls else ways[:1], why))
+            self.state.become(self._join(ways if falls else ways[:1], why))
             self._block(item.children[cut + 1 :])
             ways.append(self.state.copy())
-        self.state.become(join(ways[1:] if every and not falls else ways, why))
+        self.state.become(self._join(ways[1:] if every and not falls else ways, why))
 
     def _loop(self, once: Callable[[], None]) -> None:
         """Run until nothing changes; what does change is not known."""
@@ -200,7 +212,7 @@ class Statements(Commands):
             before, self.reading.commands = self.state.copy(), []
             self._escapes.append([])
             once()
-            after = join([before, self.state, *self._escapes.pop()], why)
+            after = self._join([before, self.state, *self._escapes.pop()], why)
             changed = [name for name, value in after.variables.items() if before.variables.get(name) != value]
             if turn:
                 after.variables.update({name: Unknown(why) for name in changed})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from leangrpo_tools.errors import KitError
@@ -32,8 +33,12 @@ class Work:
             raise TooLong
 
 
-def parse(source: bytes, work: Work) -> Node:
-    """The root. Raises TooLong, LG501 without the parser."""
+def parse(source: bytes, work: Work) -> tuple[Node, bytes]:
+    """The root, and the text that was parsed. Raises TooLong, LG501 without the parser.
+
+    The parser takes a line of several assignments as the beginning of the next line's command: there, a semicolon is
+    written after each of them.
+    """
     try:
         from tree_sitter import Language, Parser
         from tree_sitter_bash import language
@@ -45,11 +50,31 @@ def parse(source: bytes, work: Work) -> Node:
         work.left -= 1
         return work.left < 0
 
-    try:
-        tree = Parser(Language(language())).parse(lambda at, _: source[at : at + 65536], progress_callback=late)
-    except ValueError as err:
-        raise TooLong from err
-    return tree.root_node
+    while True:
+        text = source
+        try:
+            root = Parser(Language(language())).parse(
+                lambda at, _, text=text: text[at : at + 65536], progress_callback=late
+            ).root_node  # fmt: skip
+        except ValueError as err:
+            raise TooLong from err
+        ends = list(_line_ends(root, source))
+        if not ends:
+            return root, source
+        work.spend(len(ends))
+        for end in reversed(ends):
+            source = source[:end] + b";" + source[end:]
+
+
+def _line_ends(node: Node, source: bytes) -> Iterator[int]:
+    """Where an assignment is the last one of a line, and the parser reads on."""
+    for left, right in itertools.pairwise([child for child in node.children if child.type != "comment"]):
+        gap = source[left.end_byte : right.start_byte]
+        line_end = not gap.startswith(b";") and re.search(rb"(?<!\\)(\\\\)*\n", gap)
+        if node.type in ("command", "variable_assignments") and left.type == "variable_assignment" and line_end:
+            yield left.end_byte
+    for child in node.children:
+        yield from _line_ends(child, source)
 
 
 def first_error(root: Node) -> int | None:

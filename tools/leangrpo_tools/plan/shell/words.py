@@ -134,8 +134,8 @@ class Words:
             return Unknown("bash sets it")
         given = self.state.variables.get("@")
         if name.isdigit() and isinstance(given, tuple):
-            found = given[int(name) - 1 : int(name)]
-            return Unknown() if self.holes.is_many(given) else found[0] if found else ()
+            found = given[: int(name)]
+            return Unknown() if self.holes.is_many(found) else found[-1] if len(found) == int(name) else ()
         name = "@" if name == "*" or name.isdigit() else name
         return self.state.variables.get(name, Unknown(self.state.lost) if self.state.lost else None)
 
