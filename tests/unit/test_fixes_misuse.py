@@ -130,7 +130,7 @@ def test_on_two_ranks(kind: str, fault: str, faulty: int) -> None:
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_without_the_edit_all_is_well(kind: str) -> None:
     for lean, native in both(kind, config={"rollouts": 1}):
-        assert_same(lean.result, native.result)
+        assert_same(lean.result, native.result, 0 if kind == "fsdp" else 1e-6)  # DDP averages once, not per backward
 
 
 def test_the_error_of_torch_stays_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
