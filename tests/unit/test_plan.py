@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -79,7 +80,12 @@ def test_cost_model_of_the_paper() -> None:
 
 
 def test_mini_from_its_own_launch_file() -> None:
-    report = plan("MINI", data.data_root() / "patches/mini/tree/scripts/train.sh")
+    """Its arguments, `"$@"`, may set what it leaves to defaults."""
+    file = data.data_root() / "patches/mini/tree/scripts/train.sh"
+    with pytest.raises(KitError) as caught:
+        plan("MINI", file)
+    assert caught.value.code == "LG504" and "--set gradient_checkpointing=" in (caught.value.fix or "")
+    report = plan("MINI", file, overrides=["gradient_checkpointing=false"])
     assert (report.ranks, report.rollout.updates, report.patched) == (1, 1, True)
     assert report.rollout.forwards(True) == {"no_grad": 8, "grad": 24}
     assert report.defaults_from.endswith("mini_grpo/train.py")
@@ -214,6 +220,7 @@ def test_flag_spellings(tmp_path) -> None:
 
 def test_windows_line_ends_and_hidden_flags_are_noted(tmp_path) -> None:
     text = launch_text("wan_2_1", FLUX).rstrip(" \\\n") + ' "$@" $EXTRA'
+    text = text.replace(' "$@"', ' --selective_checkpointing 1.0 "$@"')
     report = planned(tmp_path, text.replace("\n", "\r\n"))
     assert report.rollout.samples == 24
     assert any("Windows" in note for note in report.notes)
@@ -223,15 +230,19 @@ def test_windows_line_ends_and_hidden_flags_are_noted(tmp_path) -> None:
 
 def test_several_commands(tmp_path) -> None:
     both = launch_text("flux", FLUX).rstrip(" \\\n") + "\n" + launch_text("wan_2_1", FLUX)
-    report = planned(tmp_path, both)
-    assert report.script == "flux" and any("wan_2_1" in note for note in report.notes)
+    fix = fails(tmp_path, both, "LG502").fix or ""
+    first, second = re.findall(r"\d+", fix)
+    (tmp_path / "both.sh").write_text(both)
+    for line, script in ((first, "flux"), (second, "wan_2_1")):
+        assert plan("DanceGRPO", tmp_path / "both.sh", line=int(line)).script == script
+    assert plan("DanceGRPO", tmp_path / "both.sh", script="wan_2_1").script == "wan_2_1"
 
 
 def test_files_that_cannot_be_planned(tmp_path) -> None:
     with pytest.raises(KitError, match="launch") as caught:
         plan("DanceGRPO", tmp_path / "missing.sh")
     assert caught.value.code == "LG501"
-    assert "no Python script" in fails(tmp_path, "echo hello\n", "LG502").cause
+    assert "Python script" in fails(tmp_path, "echo hello\n", "LG502").cause
     assert "other.py" in fails(tmp_path, "torchrun other.py --x 1\n", "LG502").cause
     assert "my_train_grpo_flux.py" in fails(tmp_path, "torchrun my_train_grpo_flux.py\n", "LG502").cause
     fails(tmp_path, "torchrun fastvideo/train_grpo_sd.py --config c.py\n", "LG506")

@@ -308,6 +308,9 @@ def test_without_groups_neither_layout_nor_updates(tmp_path: Path) -> None:
 
 
 def test_mini_from_its_launch_file_with_bytes() -> None:
-    report = plan("mini", data.data_root() / "patches/mini/tree/scripts/train.sh")
+    said = ["gradient_checkpointing=false", "bf16=false", "width=128", "layers=2"]
+    file = data.data_root() / "patches/mini/tree/scripts/train.sh"
+    assert plan("mini", file, overrides=said[:1]).memory is None
+    report = plan("mini", file, overrides=said)
     assert report.table.recommended and report.table.recommended.choice == RETAIN
     assert report.memory and report.memory.graph == pytest.approx(19.0e6, rel=0.01)  # 19.00 MB were measured

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.plan import PlanReport, accelerate, plan
+from leangrpo_tools.plan import PlanReport, accelerate, launch, plan
 
 RUN = "fastvideo/train_grpo_flux.py"
 FLAGS = (
@@ -23,6 +23,10 @@ def planned(folder: Path, text: str, **asked) -> PlanReport:
     file = folder / "start.sh"
     file.write_text(text.replace("{run}", f"{RUN} {FLAGS}").replace("{script}", RUN).replace("{flags}", FLAGS))
     return plan("DanceGRPO", file, **asked)
+
+
+def started(words: list[str], **others) -> launch.Training:
+    return launch.Training("flux", 1, words, [], [], **others)
 
 
 KNOWN = {
@@ -185,14 +189,14 @@ def test_accelerate_reads_its_file_and_the_command_line_wins(tmp_path: Path) -> 
     assert planned(tmp_path, "accelerate launch --config_file acc.yaml {run}").ranks == 8
     assert planned(tmp_path, "accelerate launch --config_file=acc.yaml --num_processes 4 {run}").ranks == 4
     words = ["accelerate", "launch", "--config_file", "acc.yaml", "--fsdp_sharding_strategy", "NO_SHARD"]
-    found = accelerate.read(words, tmp_path)
+    found = accelerate.read(started(words), tmp_path)
     assert found and found.kind == "FSDP" and found.fsdp == {"fsdp_sharding_strategy": "NO_SHARD", "fsdp_x": 1}
-    found = accelerate.read([*words, "--use_deepspeed"], tmp_path)
+    found = accelerate.read(started([*words, "--use_deepspeed"]), tmp_path)
     assert found and found.deepspeed and found.kind == "DEEPSPEED"
     for given in ("", "--config_file $1", "--config_file none.yaml"):
         report = planned(tmp_path, f"accelerate launch {given} --num_processes 4 {{run}}")
         assert report.ranks == 4 and any("DeepSpeed" in note for note in report.notes)
-    assert accelerate.read(["torchrun"], tmp_path) is None
+    assert accelerate.read(started(["torchrun"]), tmp_path) is None
 
 
 CASES = os.environ.get("LEANGRPO_CASES")

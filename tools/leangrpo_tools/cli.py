@@ -129,7 +129,10 @@ def plan_command(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="ENTRY=VALUE", help="A value of the preset's entry. Repeatable."),
+        typer.Option("--set", metavar="NAME=VALUE", help="A preset's entry, or a launch file's flag. Repeatable."),
+    ] = None,
+    line: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="The line of the launch file that starts training.")
     ] = None,
     network: Annotated[
         str | None,
@@ -180,7 +183,7 @@ def plan_command(
         machine = Machine(gpu_gb, other_gb, host_gb, speeds, grad_forward, backward, graph_gb)
         report = plan(
             name, launch, ranks, preset=preset, script=script, overrides=set_ or (), network=network,
-            machine=machine,
+            machine=machine, line=line,
         )  # fmt: skip
         out.done(report, show.planned)
 

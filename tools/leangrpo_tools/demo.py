@@ -115,7 +115,9 @@ def run(work: Path) -> int:
     show("apply-patch", "mini", str(patched))
     show("diff-patch", str(patched), "--stat")
     show("diff-patch", str(patched))
-    show("leangrpo", "plan", "mini", "--launch", str(patched / "scripts" / "train.sh"))
+    said = ("gradient_checkpointing=false", "bf16=false", "width=128", "layers=2")  # what "$@" could change
+    options = [word for flag in said for word in ("--set", flag)]
+    show("leangrpo", "plan", "mini", "--launch", str(patched / "scripts" / "train.sh"), *options)
     before = train(native, work / "native.jsonl")
     after = train(patched, work / "patched.jsonl", env=PATCHED_ENV)
     result = Comparison(before, after)

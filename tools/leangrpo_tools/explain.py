@@ -239,8 +239,9 @@ EXPLAINED: dict[str, tuple[str, str]] = {
         "Give one of upstream's launch files: --launch FILE.",
     ),
     "LG502": (
-        "The launch file starts none of the upstream's known scripts, or the script that trains a preset is not known.",
-        "Give the file that starts the training script itself, or --script S where the script has another name.",
+        "The launch file starts none of the upstream's known scripts, or several with different figures, or the script "
+        "that trains a preset is not known.",
+        "Give the file that starts the training script itself, --script S where it has another name, or --line N.",
     ),
     "LG503": (
         "The launch file takes the number of processes from a variable or from the machine, or what it starts may be "
@@ -249,7 +250,7 @@ EXPLAINED: dict[str, tuple[str, str]] = {
     ),
     "LG504": (
         "A flag that decides the plan is missing, its value comes from a variable, or it is no number.",
-        "Write the value into a copy of the launch file and plan that; for an entry of a preset, --set ENTRY=VALUE.",
+        "Say it: --set NAME=VALUE, for a flag of a launch file or an entry of a preset.",
     ),
     "LG505": ("With these settings upstream would make no update, or stop.", "The message names the setting."),
     "LG506": (

@@ -27,6 +27,7 @@ def plan(
     overrides: Sequence[str] = (),
     network: str | None = None,
     machine: Machine | None = None,
+    line: int | None = None,
 ) -> PlanReport:
     """Read upstream's launch file, or a preset of its config, and predict what the patch changes.
 
@@ -40,10 +41,11 @@ def plan(
             a launch file; such a config is read as text, too.
         script: the script that it starts, where that has another name than upstream's, or the one that trains the
             preset, where that is not one of upstream's.
-        overrides: `ENTRY=VALUE` for entries of the preset.
+        overrides: `ENTRY=VALUE` for entries of the preset, `FLAG=VALUE` for flags of a launch file.
         network: the network that is trained, by the kit's name or its repository's, in place of the path that the
             launch file or preset names.
         machine: memory, speeds and measured costs, in place of `gpu_gb` and `other_gb`.
+        line: of the launch file, where several of its lines start training.
 
     Raises:
         KitError: LG102 unknown upstream; LG501, LG502 the launch file; LG503 ranks not known; LG504 a flag's value;
@@ -53,13 +55,14 @@ def plan(
     upstream = lock.load().find(name)
     _check(machine or Machine(gpu_gb, other_gb))
     known = facts.load(upstream)
-    asked = Asked(launch_file, preset, script, list(overrides), ranks, network, machine or Machine(gpu_gb, other_gb))
+    asked = Asked(
+        launch_file, preset, script, list(overrides), ranks, network, machine or Machine(gpu_gb, other_gb), line
+    )
     if known.config is not None:
         return frompreset.plan(upstream, known, known.config, asked)
-    if preset or overrides:
-        given = " and ".join(name for name, value in (("--preset", preset), ("--set", overrides)) if value)
+    if preset:
         what = f"{upstream} keeps its settings in launch files, not in presets"
-        cause = f"{given} was given, which is for upstreams with a Python config"
+        cause = "--preset was given, which is for upstreams with a Python config"
         raise KitError("LG501", what, cause=cause, fix="give --launch FILE alone")
     if launch_file is None:
         cause = f"{upstream} keeps its settings in its launch files, so there is nothing to read without one"

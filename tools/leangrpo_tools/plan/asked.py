@@ -53,3 +53,4 @@ class Asked:
     ranks: int | None = None
     network: str | None = None
     machine: Machine = field(default_factory=Machine)
+    line: int | None = None

@@ -43,6 +43,12 @@ class Flags(Strict):
     master: str | None = None
     """Other than `fp32`, FSDP gathers weights and reduces gradients in bf16."""
 
+    def needed(self) -> list[str]:
+        """All of them, those first that every plan needs."""
+        values = (value for name, value in self if name != "windowed" and isinstance(value, str))
+        switched = self.windowed.partition("=")[0] if self.windowed else None
+        return list(dict.fromkeys([*values, *self.models, *([switched] if switched else [])]))
+
 
 class Entries(Strict):
     """Names of the config's entries (`train.beta`) that a plan needs, for upstreams that keep settings in a config.

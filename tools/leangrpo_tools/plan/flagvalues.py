@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from leangrpo_tools.errors import KitError
@@ -24,30 +25,49 @@ def not_read(text: str, reasons: Mapping[str, str]) -> str:
     return f"{'; '.join(dict.fromkeys(found))} ({NOT_READ})" if found else NOT_READ
 
 
+class _Maybe(str):
+    """What may set a flag that is not written: no default is taken then."""
+
+
 class FlagValues:
-    """Values of upstream's flags: from the command, else the script's own default, else the kit's table.
+    """Values of upstream's flags: as said, else from the command, else the script's default, else the kit's table.
 
     Args:
         training: the command.
         options: the script's options from its source, if that is at hand.
         table: the kit's table of defaults at the pin.
+        said: flags and values of the command line, before those of the file.
+        needed: flags that a fix names together, where several are not known.
+        doubt: why defaults are not known, if they are not.
     """
 
     def __init__(
-        self, training: Training, options: dict[str, Option] | None, table: Mapping[str, int | float | bool | str]
-    ) -> None:
+        self, training: Training, options: dict[str, Option] | None, table: Mapping[str, int | float | bool | str],
+        said: Mapping[str, str] | None = None, needed: Iterable[str] = (), doubt: str = "",
+    ) -> None:  # fmt: skip
         self._words, self._options, self._table = training.after, options, table
-        self._reasons = training.reasons
+        self._reasons, self._needed, self._doubt = training.reasons, list(needed), doubt
+        self._said = {self._whole_name(name): value for name, value in (said or {}).items()}
+        for name in self._said:
+            self._must_exist(name)
         self.defaulted: dict[str, object] = {}
-        self.unresolved = [word for place, word in enumerate(training.after) if self._hides(place, word)]
+        self.unresolved = [word for place, word in enumerate(self._words) if self._hides(self._words, place)]
 
-    def _hides(self, place: int, word: str) -> bool:
+    def _must_exist(self, name: str) -> None:
+        names = [*(self._options or self._table), *self._needed]
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1) or ["FLAG"]
+            cause = "it is none of the script's flags, or none that a plan needs"
+            raise KitError("LG504", f"--set {name} sets nothing", cause=cause, fix=f"--set {near[0]}=VALUE")
+
+    def _hides(self, words: Sequence[str], place: int) -> bool:
         """Whether a word may hold flags of its own."""
+        word = words[place]
         if word.startswith("-"):
             return "$" in word.partition("=")[0]
         if not word.startswith("$"):
             return False
-        before = self._words[place - 1] if place else ""
+        before = words[place - 1] if place else ""
         if not before.startswith("--") or "=" in before or re.match(r"\$(?:[@*]|\{[@*])|\$\{\w+\[[@*]\]", word):
             return True
         if isinstance(word, Hidden) and any(part[:1] and part[0].startswith("--") for part in word.alternatives):
@@ -62,20 +82,37 @@ class FlagValues:
         fits = {known for known in names if known.startswith(name)} if name and name not in names else set()
         return fits.pop() if len(fits) == 1 else name
 
-    def _in(self, words: list[str] | tuple[str, ...], flag: str) -> str | None:
+    def _in(self, words: Sequence[str], flag: str) -> str | None:
         found = None
         for place, word in enumerate(words):
             name, equals, value = word[2:].partition("=")
-            if word.startswith("--") and (name == flag or self._whole_name(name) == flag):
+            if self._hides(words, place):
+                closed = isinstance(word, Hidden) and word.closed
+                ways = {self._in(part, flag) for part in word.alternatives} if isinstance(word, Hidden) else set()
+                if closed and None not in ways:
+                    found = ways.pop() if len(ways) == 1 else str(word)
+                elif found is None and (not closed or ways != {None}):
+                    found = _Maybe(word)
+            elif word.startswith("--") and (name == flag or self._whole_name(name) == flag):
                 found = value if equals else (words[place + 1] if place + 1 < len(words) else "")
-            elif isinstance(word, Hidden) and word in self.unresolved and word.closed:
-                given = {self._in(part, flag) for part in word.alternatives}
-                if given and None not in given:
-                    found = given.pop() if len(given) == 1 else str(word)
         return found
 
     def _given(self, flag: str) -> str | None:
-        return self._in(self._words, flag)
+        found = self._in(self._words, flag) if flag not in self._said else self._said[flag]
+        return _Maybe(self._doubt) if found is None and self._doubt else found
+
+    def _not_known(self, flag: str, text: str) -> KitError:
+        what = f"--{flag} is {text!r}, which is not known"
+        if isinstance(text, _Maybe):
+            what = f"--{flag} is not written in the launch file, and {text} may set it"
+        others = [name for name in self._needed if name != flag and "$" in str(self._given(name) or "")]
+        fix = " ".join(f"--set {name}={self._form(name)}" for name in dict.fromkeys([flag, *others]))
+        return KitError("LG504", what, cause=not_read(text, self._reasons), fix=f"say it: {fix}")
+
+    def _form(self, flag: str) -> str:
+        option = (self._options or {}).get(flag)
+        switch = not option.takes_value if option else isinstance(self._table.get(flag), bool)
+        return "true|false" if switch else "VALUE"
 
     def _default(self, flag: str, told: bool = True) -> object:
         option = (self._options or {}).get(flag)
@@ -85,10 +122,18 @@ class FlagValues:
         return value
 
     def switch(self, flag: str | None, told: bool = True) -> bool:
-        """Whether a flag without a value is set. `told`: a default is listed among the others."""
+        """Whether a flag without a value is set. `told`: a default is listed among the others. Raises LG504."""
         if flag is None:
             return False
-        return True if self._given(flag) is not None else bool(self._default(flag, told))
+        given = self._given(flag)
+        if isinstance(given, _Maybe):
+            raise self._not_known(flag, given)
+        if flag in self._said:
+            if self._said[flag].lower() in ("true", "false"):
+                return self._said[flag].lower() == "true"
+            cause = f"--set {flag}={self._said[flag]} was given"
+            raise KitError("LG504", f"--{flag} is a switch", cause=cause, fix=f"--set {flag}=true, or false")
+        return True if given is not None else bool(self._default(flag, told))
 
     def text(self, flag: str, told: bool = True) -> str | None:
         """The value as text; None where there is none. It has a dollar sign where it is not known."""
@@ -101,9 +146,11 @@ class FlagValues:
         return not_read(text, self._reasons)
 
     def holds(self, condition: str) -> bool:
-        """Whether the flag in `FLAG=VALUE` has that value."""
+        """Whether the flag in `FLAG=VALUE` has that value. Raises LG504 where that is not known."""
         flag, _, value = condition.partition("=")
         given = self._given(flag)
+        if given is not None and "$" in given:
+            raise self._not_known(flag, given)
         return (self._default(flag) if given is None else given) == value
 
     def whole(self, flag: str) -> int:
@@ -120,7 +167,7 @@ class FlagValues:
         given = self._given(flag)
         value = self._default(flag) if given is None else given
         if value is None or value == "":
-            cause, fix = "upstream has no default for it", f"add --{flag} to a copy of the launch file"
+            cause, fix = "upstream has no default for it", f"say it: --set {flag}=VALUE"
             raise KitError("LG504", f"--{flag} has no value in the launch file", cause=cause, fix=fix)
         try:
             number = float(str(value))
@@ -132,7 +179,7 @@ class FlagValues:
             fix = "correct the launch file: upstream would not train with it either"
             cause = "no run is that large: a digit too many, perhaps"
             raise KitError("LG504", f"--{flag} is {value}; at most 2**53 was expected", cause=cause, fix=fix)
-        hidden = "$" in str(value)
-        cause = not_read(str(value), self._reasons) if hidden else "the launch file is not complete or not upstream's"
-        fix = f"write the value of --{flag} into a copy of the launch file and plan that"
+        if isinstance(given, str) and "$" in given:
+            raise self._not_known(flag, given)
+        cause, fix = "the launch file is not complete or not upstream's", f"say it: --set {flag}=VALUE"
         raise KitError("LG504", f"--{flag} is {value!r}, which is not a number", cause=cause, fix=fix)

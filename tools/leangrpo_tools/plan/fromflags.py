@@ -8,7 +8,7 @@ from pathlib import Path
 
 from leangrpo_tools import recipe
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.plan import accelerate, families, launch, named, options, sharding, sizing
+from leangrpo_tools.plan import accelerate, families, launch, named, options, preset, sharding, sizing
 from leangrpo_tools.plan.asked import Asked, Machine
 from leangrpo_tools.plan.choice import LOW_PRECISION, WHOLE_ROUNDED, Case
 from leangrpo_tools.plan.cost import Rollout, backward_cost
@@ -39,7 +39,11 @@ class _Read:
 def plan(upstream: str, known: Facts, launch_file: Path, asked: Asked) -> PlanReport:
     """Read the launch file and predict what the patch changes. Raises as `leangrpo_tools.plan.plan`."""
     programs = {name: script.program for name, script in known.scripts.items()}
-    training = launch.find_training(launch_file, programs, asked.script)
+    hits = launch.trainings(launch_file, programs, asked.script, asked.line)
+    return launch.one_of(hits, lambda hit: _plan(upstream, known, launch_file, asked, hit), PlanReport.figures)
+
+
+def _plan(upstream: str, known: Facts, launch_file: Path, asked: Asked, training: launch.Training) -> PlanReport:
     script = known.scripts[training.script]
     if script.unreadable:
         what = f"{upstream} {training.script} cannot be planned from a launch file"
@@ -49,11 +53,14 @@ def plan(upstream: str, known: Facts, launch_file: Path, asked: Asked) -> PlanRe
         raise KitError("LG503", f"--ranks is {asked.ranks}", fix="give the number of processes, 1 or more")
     source = options.find_program(launch_file, training.program)
     root = options.root_of(source, training.program)
-    started = accelerate.read(training.before, root, Path.cwd(), launch_file.parent)
+    started = accelerate.read(training, root, Path.cwd(), launch_file.parent)
     world = asked.ranks or launch.ranks(training, started.processes if started else None)
     declared = options.read_options(launch.text_of(source)) if source else None
-    values = launch.FlagValues(training, declared, known.defaults)
     flags = known.flags_of(script)
+    edited = training.changed.by(training.program)
+    doubt = f"$<{edited} of the launch file, which changes the script,>" if edited else ""
+    said = {name: value or "" for name, value in preset.settings(asked.overrides, "")}
+    values = launch.FlagValues(training, declared, known.defaults, said, flags.needed(), doubt)
     layout = _layout(known, script, flags, values, world, training)
     read = _Read(script, flags, values, world, asked.machine, layout)
     size, checkpointed = _size(read)
@@ -78,6 +85,7 @@ def plan(upstream: str, known: Facts, launch_file: Path, asked: Asked) -> PlanRe
         table=predict(case, known_bytes.memory, asked.machine.speeds, wire),
         speeds=asked.machine.speeds,
         leftover=script.leftover,
+        overridden=dict(said),
         defaults=values.defaulted,
         defaults_from=str(source) if declared is not None else "the kit's table for the pinned commit",
         notes=_notes(read, training, started),
@@ -131,13 +139,16 @@ def _layout(
         return None
     master = (values.text(flags.master, told=False) if flags.master else None) or "fp32"
     low = script.low_precision or master != "fp32"
-    offloaded = values.switch(flags.offload, told=False)
+    try:
+        offloaded = values.switch(flags.offload, told=False)
+    except KitError as err:
+        return Sharding(low=low, why=err.what, help=err.fix or "")
     given = (values.text(flags.strategy, told=False) if flags.strategy else None) or "full"
     for flag, value in ((flags.strategy, given), (flags.master, master)):
         if "$" in value:
             why, fix = (
                 f"--{flag} is {value}: {values.why_not(value)}",
-                f"write the value of --{flag} into a copy of the file",
+                f"say it: --set {flag}=VALUE",
             )
             return Sharding(low=low, offloaded=offloaded, why=why, help=fix)
     strategy = sharding.named(flags.strategy, given) if flags.strategy else "FULL_SHARD"
@@ -194,7 +205,10 @@ def _bytes(read: _Read, network: Named, checkpointed: float) -> Sized:
     """Bytes by formula, as far as the network, and what autograd saves of it, are known."""
     script, flags, values, machine = read.script, read.flags, read.values, read.machine
     if script.made:
-        return Sized(_made(read, checkpointed))
+        try:
+            return Sized(_made(read, checkpointed))
+        except KitError as err:  # a width that the launch file leaves open, say
+            return Sized(None, err.what, err.fix or "")
     frames, guided, pixels = 1, False, None
     try:
         if flags.height and flags.width:
@@ -244,7 +258,8 @@ def _notes(read: _Read, training: launch.Training, started: accelerate.Started |
     notes = [*training.notes, *([started.note] if started and started.note else []), *read.script.notes]
     notes += [f"nothing can be replayed: {why}" for why in _refusals(read)]
     if read.values.unresolved:
-        notes.append(f"flags hidden in {', '.join(read.values.unresolved)} are not known and not counted")
+        words = ", ".join(read.values.unresolved)
+        notes.append(f"flags hidden in {words} are not known: those that are written are counted as they are written")
         notes += launch.hidden(read.values.unresolved)
     return notes
 

@@ -25,9 +25,17 @@ from leangrpo_tools.plan.wrapped import Wrapped
 
 def plan(upstream: str, known: Facts, config: ConfigFacts, asked: Asked) -> PlanReport:
     """Read the preset, by the launch file or by its name, and predict what the patch changes. Raises as `plan`."""
+    programs = {name: script.program for name, script in known.scripts.items()} | recipe.refused_by(upstream)
+    if asked.launch_file is None:
+        return _plan(upstream, known, config, asked, None)
+    hits = launch.trainings(asked.launch_file, programs, asked.script, asked.line)
+    return launch.one_of(hits, lambda hit: _plan(upstream, known, config, asked, hit), PlanReport.figures)
+
+
+def _plan(
+    upstream: str, known: Facts, config: ConfigFacts, asked: Asked, training: launch.Training | None
+) -> PlanReport:
     refused = recipe.refused_by(upstream)
-    programs = {name: script.program for name, script in known.scripts.items()} | refused
-    training = asked.launch_file and launch.find_training(asked.launch_file, programs, asked.script)
     alone = asked.script or (training.script if training else None)
     if alone in refused:
         recipe.load(upstream).find(alone)  # says why
@@ -41,6 +49,11 @@ def plan(upstream: str, known: Facts, config: ConfigFacts, asked: Asked) -> Plan
         what = f"--{config.flag} is {wanted!r}, which is not known" if wanted else f"--{config.flag} is not given"
         cause = f"the launch file takes it from a variable: {launch.NOT_READ}" if wanted else "no preset is named there"
         raise KitError("LG504", what, cause=cause, fix="name the preset: --preset FILE:NAME")
+    edited = training.changed.by(preset.split(wanted)[0]) if training and not asked.preset else ""
+    if edited:
+        cause = f"{edited} of the launch file may change it before it is read"
+        fix = f"name the preset as it will be: --preset FILE:{preset.split(wanted)[1] or 'NAME'}"
+        raise KitError("LG504", f"what {wanted} is, is not known", cause=cause, fix=fix)
     name = asked.script or (training.script if training else _script_for(wanted, known, config, upstream))
     if name not in known.scripts:
         cause = f"{upstream} has {', '.join(known.scripts)}"
@@ -55,7 +68,7 @@ def plan(upstream: str, known: Facts, config: ConfigFacts, asked: Asked) -> Plan
         fix = f"add it to the preset, or plan it with another script than {name}"
         raise KitError("LG505", what, cause=f"{script.program} reads it and stops", fix=fix)
     near = asked.launch_file.parent if asked.launch_file else chosen.root
-    started = accelerate.read(training.before, chosen.root, Path.cwd(), near) if training else None
+    started = accelerate.read(training, chosen.root, Path.cwd(), near) if training else None
     ranks = _ranks(asked, training, started, values)
     entries = known.entries_of(script)
     precision = values.text(entries.precision) if entries.precision else "no"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leangrpo_tools.plan import accelerate
+from leangrpo_tools.plan import accelerate, launch
 from leangrpo_tools.plan.cost import Rollout
 from leangrpo_tools.plan.memory import Memory
 from leangrpo_tools.plan.predict import Table
@@ -119,6 +119,6 @@ class Instead:
 
 def configuration(root: Path, file: str, precision: str, ranks: int, machines: int) -> tuple[str, str]:
     """Upstream's own file for DDP, if the tree has it, and a complete one."""
-    started = accelerate.read(["accelerate", "launch", "--config_file", file], root)
+    started = accelerate.read(launch.Training("", 0, ["accelerate", "launch", "--config_file", file], [], []), root)
     found = file if started is not None and started.kind == "MULTI_GPU" else ""
     return found, YAML.format(precision=precision, machines=machines, processes=ranks)

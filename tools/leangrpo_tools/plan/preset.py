@@ -68,6 +68,7 @@ def loose(words: list[str]) -> list[str]:
         word
         for before, word in zip(["", *words], words, strict=False)
         if ("$" in word.partition("=")[0] and word.startswith("-"))
+        or word.lstrip("-").startswith("flagfile")
         or (word.startswith("$") and ("=" in before or not before.startswith("-") or "[" in word or "@" in word))
     ]
 

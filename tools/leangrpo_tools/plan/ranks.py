@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from leangrpo_tools.errors import KitError
-from leangrpo_tools.plan.flagvalues import LARGEST_NUMBER, NOT_READ, not_read
+from leangrpo_tools.plan.flagvalues import LARGEST_NUMBER, not_read
 from leangrpo_tools.plan.shell import Hidden
 
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ _SWITCHES_TEXT = (
 SWITCHES = frozenset(_SWITCHES_TEXT.split())
 """Options of launchers that take no value."""
 _NEUTRAL = frozenset(["exec", "env", "nohup", "time", "command", "setsid"])
+_WRAPPERS = _NEUTRAL | frozenset(["nice", "ionice", "numactl", "taskset", "chrt", "timeout", "stdbuf", "xvfb-run"])
+"""Programs that start one other program, once."""
+_PAIRS = frozenset(["mca", "gmca", "genv", "env"])
+"""MPI's options that take two values."""
 _PYTHON = re.compile(r"python[\d.]*")
 _RANK_VARIABLES = ("WORLD_SIZE", "RANK", "LOCAL_RANK")
 
@@ -42,6 +46,15 @@ def is_launcher(word: str) -> bool:
 def has_launcher(words: list[str]) -> bool:
     """Whether one of the words does."""
     return any(map(is_launcher, words))
+
+
+def may_start(words: list[str]) -> bool:
+    """Whether words before a script may start it: a tool that only reads it, or compiles it, does not."""
+    names = [word.rsplit("/", 1)[-1] for word in words]
+    place = next((place for place, name in enumerate(names) if _PYTHON.fullmatch(name)), None)
+    if has_launcher(words) or place is None or "-m" not in words[place:-1]:
+        return has_launcher(words) or place is not None or not words or "$" in words[0] or "." in words[0]
+    return False
 
 
 def ranks(training: Training, declared: int | None = None) -> int:
@@ -59,14 +72,27 @@ def ranks(training: Training, declared: int | None = None) -> int:
     several = [word for word in outer if _kind(word) in _SEVERAL or word.rsplit("/", 1)[-1] in _STARTERS]
     reader = _Reader(own, training.reasons)
     if kind == "torchrun":
-        nodes = reader.count(1 if not several else None, "nnodes", least=2)
-        return nodes * reader.count(1, "nproc_per_node", least=2)
+        given = _environment(training)
+        nodes = reader.count(given.get("PET_NNODES", None if several else "1"), "nnodes", least=2)
+        return nodes * reader.count(given.get("PET_NPROC_PER_NODE", "1"), "nproc_per_node", least=2)
     if kind == "accelerate":
-        return reader.count(declared, "num_processes", least=5)
+        return reader.count(None if declared is None else str(declared), "num_processes", least=5)
     if several:
         raise _not_known(f"{' and '.join([*several, words[places[-1]]])} may each start several ranks")
-    _python_at_the_end(own)
-    return {"deepspeed": reader.deepspeed, "srun": reader.srun, "mpirun": reader.mpirun}[kind]()
+    options = _options_of(own)
+    _one_python(own[len(options) :])
+    if kind == "mpirun" and ":" in (*options, *training.after):
+        raise _not_known("mpirun starts several programs, with a colon between them")
+    reader = _Reader(options, training.reasons)
+    if kind == "srun":
+        return reader.srun(_environment(training))
+    return reader.deepspeed() if kind == "deepspeed" else reader.mpirun()
+
+
+def _environment(training: Training) -> dict[str, str]:
+    """Variables that the launcher gets, as far as the file sets them."""
+    pairs = (word.partition("=") for word in training.before if re.match(r"[A-Z_]\w*=", word))
+    return training.exports | {name: value for name, _, value in pairs}
 
 
 def _kind(word: str) -> str:
@@ -103,14 +129,32 @@ def _options_only(words: list[str]) -> bool:
     )
 
 
-def _python_at_the_end(own: list[str]) -> None:
-    """What srun and its like start must be Python itself."""
-    place = next((place for place, word in enumerate(own) if _PYTHON.fullmatch(word.rsplit("/", 1)[-1])), None)
-    if place is not None and not _options_only(own[place + 1 :]):
-        raise _not_known(f"what {' '.join(own[place:])} starts is not known: it may be several ranks")
+def _options_of(words: list[str]) -> list[str]:
+    """A launcher's own options: the words before the program that it starts."""
+    place = 0
+    while place < len(words) and words[place].startswith("-"):
+        word, value = words[place], words[place + 1 : place + 2]
+        short = re.fullmatch(r"-[a-zA-Z]\d+", word)
+        alone = "=" in word or word in SWITCHES or short or not value or _program(value[0])
+        place += 1 if alone else 3 if word.lstrip("-") in _PAIRS else 2
+    return words[:place]
 
 
-def _not_known(what: str, cause: str = NOT_READ) -> KitError:
+def _program(word: str) -> bool:
+    name = word.rsplit("/", 1)[-1]
+    return name in _WRAPPERS or name.endswith(".sh") or bool(_PYTHON.fullmatch(name))
+
+
+def _one_python(program: list[str]) -> None:
+    """What srun and its like start must be Python itself, or something that starts it once."""
+    names = [word.rsplit("/", 1)[-1] for word in program]
+    place = next((place for place, name in enumerate(names) if _PYTHON.fullmatch(name)), 0)
+    if program and ((place and names[0] not in _WRAPPERS) or not _PYTHON.fullmatch(names[place])
+                    or not _options_only(program[place + 1 :])):  # fmt: skip
+        raise _not_known(f"what {' '.join(program)} starts is not known: it may be several ranks")
+
+
+def _not_known(what: str, cause: str = "nothing else in the launch file gives their number") -> KitError:
     return KitError("LG503", what, cause=cause, fix="say how many ranks there will be: --ranks N")
 
 
@@ -134,17 +178,17 @@ class _Reader:
                 name, found = bare, value if equals else next(iter(self._words[place + 1 : place + 2]), "")
         return name, found
 
-    def count(self, default: int | None, *flags: str, least: int = 99) -> int:
-        """A number of at least 1. Raises LG503."""
+    def count(self, default: str | None, *flags: str, least: int = 99) -> int:
+        """A number of at least 1; `default`: where no option gives it. Raises LG503."""
         name, value = self.value(*flags, least=least)
         option = f"{'-' if len(name) == 1 else '--'}{name}"
+        value = default if value is None else value
         if value is None:
-            if default is None:
-                raise _not_known(f"{option} is not given in the launch file")
-            return default
+            raise _not_known(f"{option} is not given in the launch file")
         if re.fullmatch(r"0*[1-9]\d{0,15}", value) and int(value) <= LARGEST_NUMBER:
             return int(value)
-        raise _not_known(f"{option} is {value!r} in the launch file", not_read(value, self._reasons))
+        cause = not_read(value, self._reasons) if "$" in value else "it is no plain number of at least 1"
+        raise _not_known(f"{option} is {value!r} in the launch file", cause)
 
     def deepspeed(self) -> int:
         """Of DeepSpeed's launcher."""
@@ -157,13 +201,18 @@ class _Reader:
         for option in ("exclude", "e", "hostfile", "H"):
             if self.value(option)[1] is not None and self.value("num_nodes")[1] is None:
                 raise _not_known(f"deepspeed takes the ranks from its --{option}")
-        return self.count(1, "num_nodes") * self.count(None, "num_gpus")
+        return self.count("1", "num_nodes") * self.count(None, "num_gpus")
 
-    def srun(self) -> int:
-        """Of SLURM."""
-        if self.value("ntasks", "n")[1] is not None:
-            return self.count(None, "ntasks", "n")
-        return self.count(None, "ntasks_per_node") * self.count(None, "nodes", "N")
+    def srun(self, environment: dict[str, str]) -> int:
+        """Of SLURM, which hands its job's numbers on in variables."""
+        tasks, nodes, each = (environment.get(f"SLURM_{name}") for name in ("NTASKS", "NNODES", "NTASKS_PER_NODE"))
+        own = [self.value(*names)[1] is not None for names in (("ntasks_per_node",), ("nodes", "N"))]
+        if self.value("ntasks", "n")[1] is not None or (tasks is not None and not any(own)):
+            return self.count(tasks, "ntasks", "n")
+        found = self.count(each, "ntasks_per_node") * self.count(nodes, "nodes", "N")
+        if tasks not in (None, str(found)):
+            raise _not_known(f"srun's options give {found} tasks, and its job has {tasks}")
+        return found
 
     def mpirun(self) -> int:
         """Of MPI; Open MPI and MPICH call it -n and -np."""

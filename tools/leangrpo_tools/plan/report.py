@@ -68,6 +68,10 @@ class PlanReport:
         """One rank's, as far as it is known."""
         return self.sized.memory
 
+    def figures(self) -> dict[str, Any]:
+        """What two plans of the same run agree in."""
+        return {name: value for name, value in self.to_json().items() if name not in ("launch", "notes", "defaults")}
+
     def to_json(self) -> dict[str, Any]:
         """Plain data, every number a finite JSON number."""
         size = self.rollout

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from leangrpo_tools.plan.shell import arithmetic
 from leangrpo_tools.plan.shell.commands import Commands
 from leangrpo_tools.plan.shell.holes import Holes
 from leangrpo_tools.plan.shell.reading import Reading
-from leangrpo_tools.plan.shell.state import HOLE, State, Unknown, known
+from leangrpo_tools.plan.shell.state import HOLE, State, Unknown, Value, known
 from leangrpo_tools.plan.shell.tree import TooLong, Work, first_error, parse, understood
 from leangrpo_tools.plan.shell.words import MARKS
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _DEEPEST = 40
 
 
-def read(text: str) -> Reading:
-    """Read the text of a launch file. Raises LG501 without the parser."""
+def read(text: str, given: Mapping[str, str | None] | None = None) -> Reading:
+    """Read the text of a launch file. `given`: variables of its environment; None: not known. Raises LG501."""
     reading = Reading()
     text = text.removeprefix("\ufeff").replace("\0", "")
     if "\r" in text:
@@ -30,7 +30,11 @@ def read(text: str) -> Reading:
     if MARKS.search(text) or HOLE.search(text):
         reading.notes.append("the launch file has characters that no text has: it was not read")
         return reading
-    reader = Statements(reading, State(), Holes(), Work(), [])
+    have: dict[str, Value] = {}
+    for name, value in (given or {}).items():
+        have[name] = Unknown("the environment's") if value is None else value
+    reader = Statements(reading, State({**have, **{f"export {name}": "" for name in have}}), Holes(), Work(), [])
+    reader._ever.update(have)
     try:
         reader.text_of(text)
         reader.uncalled()
