@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.bash import BASH, fits, read, started
 
 from leangrpo_tools.plan import shell
-from tests.unit.test_plan_bash import BASH, fits, read, started
 
 needs_bash = pytest.mark.skipif(BASH is None, reason="there is no bash to compare with")
 PLAIN = {
