@@ -116,8 +116,13 @@ def test_a_way_that_fails_ends_the_others(tmp_path: Path) -> None:
     apply("mini", tmp_path / "tree")
     found = trees.export(tmp_path / "tree", tmp_path / "trees", "train")
     config = find_script("mini").configure(schedule="retain", updates_per_rollout=1)
-    with Session(tmp_path / "session") as session, pytest.raises(KitError, match="does not run here"):
-        timing.measure("mini", found.native, tmp_path, config, session=session, upstream="mini", repeat=1)
+    (tmp_path / "empty").mkdir()
+    with Session(tmp_path / "session") as session:
+        with pytest.raises(KitError, match="does not run here"):
+            timing.measure("mini", found.native, tmp_path / "empty", config, session=session, upstream="mini", repeat=1)
+        # A way that cannot be started, since its tree cannot be copied, leaves nobody waiting either.
+        with pytest.raises(OSError):
+            timing.measure("mini", found.native, tmp_path / "none", config, session=session, upstream="mini", repeat=1)
 
 
 def test_ways_of_running() -> None:

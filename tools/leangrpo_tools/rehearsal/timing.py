@@ -222,10 +222,14 @@ def _in_turn(
     def run(name: str) -> list[RankExit]:
         tree = native if name == "native" else patched
         taken = {"file": str(file), "mine": mine[name]}
-        exits = stages[name].run(_variant(name), tree, chosen[name].updates, turns=taken)
-        if any(item.code != 0 for item in exits):
-            interleave.give(file, interleave.STOP)  # the others wait for a turn that will not be over
-        return exits
+        ended = False
+        try:
+            exits = stages[name].run(_variant(name), tree, chosen[name].updates, turns=taken)
+            ended = all(item.code == 0 for item in exits)
+            return exits
+        finally:
+            if not ended:
+                interleave.give(file, interleave.STOP)  # the others wait for a turn that will not be over
 
     with ThreadPoolExecutor(len(stages)) as threads:
         ended = dict(zip(stages, threads.map(run, stages), strict=True))
