@@ -59,12 +59,17 @@ def _earlier(tree: Tree, runtimes: list[Path]) -> dict[Path, Path]:
     texts = {path: path.read_bytes() for path in sorted((tree.kit / "store").glob("*")) if path.is_file()}
     before = {path: _words(text) for path, text in texts.items() if not pattern.search(text)}
     found: dict[Path, Path] = {}
-    for file in sorted(tree.root.rglob("*.py")):
+    if not before:
+        return found
+    # In a folder of installed packages, which may hold gigabytes, only the project with the runtime is looked at.
+    installed = any(tree.root.glob("*.dist-info"))
+    tops = [tree.root / folder.parts[0] for folder in runtimes] if installed else [tree.root]
+    for file in sorted(file for top in tops for file in top.rglob("*.py")):
         inner = file.relative_to(tree.root)
         if inner.parts[0].startswith(".") or any(inner.is_relative_to(folder) for folder in runtimes):
             continue
         data = file.read_bytes() if file.is_file() and not file.is_symlink() and file.stat().st_size <= BIGGEST else b""
-        if before and pattern.search(data):
+        if pattern.search(data):
             after = _words(data)
             found[file] = max(before, key=lambda path: (before[path] & after).total() - (before[path] - after).total())
     return found
